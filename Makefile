@@ -1,0 +1,39 @@
+# Each target does its own set-up (tools/setup.sh). Build folders: build/<preset>.
+.PHONY: all demo test check asan ubsan tsan fuzz bench format tidy clean
+
+all:
+	@tools/build.sh release
+
+demo: all
+	@tools/demo.sh
+
+test: all
+	@tools/test.sh release
+
+# What CI runs.
+check:
+	@tools/check.sh
+
+asan ubsan tsan:
+	@tools/build.sh $@
+	@tools/test.sh $@
+
+# Each fuzz target for FUZZ_SECONDS (60).
+fuzz:
+	@tools/build.sh fuzz
+	@tools/fuzz.sh
+
+bench:
+	@tools/build.sh release bench
+	@tools/bench.sh
+
+format:
+	@tools/format.sh
+
+tidy:
+	@tools/setup.sh --check
+	@tools/build.sh clang
+	@tools/tidy.py build/clang
+
+clean:
+	rm -rf build

@@ -1,0 +1,60 @@
+// Opens arbitrary bytes as a card: once as they are, once with their checksums and digests made right, so that mutations
+// get past them. What opens is unpacked.
+#include <cstdint>
+#include <cstdlib>
+#include <vector>
+
+#include "card/card.h"
+#include "card/card_test_util.h"
+
+namespace {
+
+using namespace qkvshare;  // NOLINT(google-build-using-namespace)
+
+constexpr size_t kMaxValues = 1 << 20;  // of one side of one layer
+
+void Require(bool condition) {
+  if (!condition) std::abort();
+}
+
+void UnpackAll(const Card& card) {
+  std::vector<Half> out;
+  for (size_t layer = 0; layer < card.layers(); ++layer) {
+    for (const Side side : {Side::kKeys, Side::kValues}) {
+      const size_t values = card.tokens() * card.shape(layer).row_values(side);
+      if (values > kMaxValues) continue;
+      for (const size_t tokens : {size_t{card.tokens()}, size_t{card.tokens() / 2}}) {
+        out.assign(values, 0);
+        const Status status = card.Unpack(ScalarKernels(), layer, side, tokens, out.data());
+        Require(status.ok() || status.code() == StatusCode::kCorrupt);
+        if (!status.ok()) continue;
+        for (const Half h : out) Require(IsFiniteHalf(h));
+      }
+    }
+  }
+}
+
+// Whether it opened. The bytes lie in a block of their own size, so that a sanitizer sees each read past their end.
+bool OpenAndUse(const std::vector<uint8_t>& bytes, bool sealed) {
+  const Result<Card> card = Card::FromSpan(bytes);
+  if (!card) {
+    Require(!card.status().message().empty());
+    return false;
+  }
+  Require(card->tokens() > 0 && card->layers() > 0 && card->file_bytes() == bytes.size());
+  const bool intact = card->VerifyDigests().ok();
+  Require(intact || !sealed);
+  UnpackAll(*card);
+  return true;
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  std::vector<uint8_t> bytes(data, data + size);
+  bytes.shrink_to_fit();
+  OpenAndUse(bytes, false);
+  card_test::Reseal(&bytes);
+  OpenAndUse(bytes, true);
+  return 0;
+}

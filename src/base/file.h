@@ -1,0 +1,47 @@
+// Files: read-only mappings, whole reads with a limit, and atomic writes. Errors name the path and what to do.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "base/bytes.h"
+#include "qkvshare/status.h"
+
+namespace qkvshare {
+
+// A whole file mapped read-only; unmapped on destruction. An empty file maps to an empty span.
+class MappedFile {
+ public:
+  static Result<MappedFile> Open(const std::string& path);
+  MappedFile() = default;
+  ~MappedFile();
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  ByteSpan bytes() const { return {data_, size_}; }
+  // Whether the file belongs to this process's user.
+  bool is_own() const { return is_own_; }
+
+ private:
+  const uint8_t* data_ = nullptr;
+  size_t size_ = 0;
+  bool is_own_ = false;
+};
+
+// Reads a file (or standard input for "-"). kOutOfRange past limit_bytes.
+Result<std::string> ReadText(const std::string& path, size_t limit_bytes);
+
+// Writes the pieces one after the other to a temporary file beside `path`, syncs, and renames it over `path`: a reader
+// sees the old file or the whole new one, and a failure leaves neither a half file nor the temporary. Mode 0600.
+Status WriteFileAtomic(const std::string& path, const std::vector<ByteSpan>& pieces);
+
+// Creates a folder and its parents, mode 0700.
+Status MakeFolders(const std::string& path);
+
+// $QKV_CACHE, else $XDG_CACHE_HOME/qkvshare, else $HOME/.cache/qkvshare. Not created.
+std::string CacheFolder();
+
+}  // namespace qkvshare

@@ -1,0 +1,97 @@
+#include "card/card_info.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+namespace qkvshare {
+namespace {
+
+using nlohmann::json;
+
+Status Corrupt(const std::string& what) { return {StatusCode::kCorrupt, "card info: " + what}; }
+
+Status GetText(const json& object, const char* key, std::string* out) {
+  const auto it = object.find(key);
+  if (it == object.end() || !it->is_string()) return Corrupt(fmt::format("'{}' is missing or not a string", key));
+  *out = it->get<std::string>();
+  return {};
+}
+
+Status GetCount(const json& object, const char* key, uint32_t* out) {
+  const auto it = object.find(key);
+  if (it == object.end() || !it->is_number_unsigned() || it->get<uint64_t>() > UINT32_MAX) {
+    return Corrupt(fmt::format("'{}' is missing or not a 32-bit count", key));
+  }
+  *out = it->get<uint32_t>();
+  return {};
+}
+
+Status ParseSegment(const json& object, Segment* segment) {
+  if (!object.is_object()) return Corrupt("a segment is not an object");
+  QKV_RETURN_IF_ERROR(GetText(object, "role", &segment->role));
+  QKV_RETURN_IF_ERROR(GetText(object, "owner", &segment->owner));
+  QKV_RETURN_IF_ERROR(GetText(object, "parent", &segment->parent));
+  QKV_RETURN_IF_ERROR(GetCount(object, "first_token", &segment->first_token));
+  return GetCount(object, "tokens", &segment->tokens);
+}
+
+Status ParseInfo(const json& object, CardInfo* info) {
+  if (!object.is_object()) return Corrupt("not a JSON object");
+  QKV_RETURN_IF_ERROR(GetText(object, "model_name", &info->model_name));
+  QKV_RETURN_IF_ERROR(GetText(object, "architecture", &info->architecture));
+  QKV_RETURN_IF_ERROR(GetText(object, "sender", &info->sender));
+  QKV_RETURN_IF_ERROR(GetText(object, "policy", &info->policy));
+  QKV_RETURN_IF_ERROR(GetText(object, "created", &info->created));
+  QKV_RETURN_IF_ERROR(GetText(object, "writer", &info->writer));
+  const auto segments = object.find("segments");
+  if (segments == object.end() || !segments->is_array()) return Corrupt("'segments' is missing or not an array");
+  for (const json& entry : *segments) QKV_RETURN_IF_ERROR(ParseSegment(entry, &info->segments.emplace_back()));
+  return {};
+}
+
+}  // namespace
+
+Status CheckSegments(const std::vector<Segment>& segments, uint32_t tokens) {
+  uint32_t next = 0;
+  for (const Segment& segment : segments) {
+    if (segment.first_token != next) {
+      return Corrupt(fmt::format("a segment starts at token {}, not at {}", segment.first_token, next));
+    }
+    if (segment.tokens == 0 || segment.tokens > tokens - next) {
+      return Corrupt("a segment is empty or runs past the last token");
+    }
+    next += segment.tokens;
+  }
+  if (next != tokens) return Corrupt(fmt::format("segments cover {} of {} tokens", next, tokens));
+  return {};
+}
+
+std::string CardInfoToJson(const CardInfo& info) {
+  json segments = json::array();
+  for (const Segment& segment : info.segments) {
+    segments.push_back({{"role", segment.role},
+                        {"owner", segment.owner},
+                        {"parent", segment.parent},
+                        {"first_token", segment.first_token},
+                        {"tokens", segment.tokens}});
+  }
+  const json object = {{"model_name", info.model_name}, {"architecture", info.architecture}, {"sender", info.sender},
+                       {"policy", info.policy},         {"created", info.created},           {"writer", info.writer},
+                       {"segments", segments}};
+  // Invalid UTF-8 in a name is replaced: names are for people.
+  return object.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+Result<CardInfo> CardInfoFromJson(const std::string& text) {
+  // The parser takes a zero byte for the end and would pass over what follows.
+  if (text.find('\0') != std::string::npos) return Corrupt("holds a zero byte");
+  // The callback bounds the depth, so that no input can exhaust the stack.
+  const auto shallow = [](int depth, json::parse_event_t, json&) { return depth <= 4; };
+  const json object = json::parse(text, shallow, /*allow_exceptions=*/false);
+  CardInfo info;
+  QKV_RETURN_IF_ERROR(ParseInfo(object, &info));
+  return info;
+}
+
+}  // namespace qkvshare

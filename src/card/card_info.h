@@ -1,0 +1,64 @@
+// What a card says of itself besides its numbers, and the structs shared by reader and writer.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/hash.h"
+#include "qkvshare/status.h"
+
+namespace qkvshare {
+
+// A run of tokens with one origin.
+struct Segment {
+  std::string role;    // "system", "user", "assistant", "prompt" or "generated"
+  std::string owner;   // the agent that wrote it
+  std::string parent;  // content id (hex) of the card it came with, empty where the owner prefilled it
+  uint32_t first_token = 0;
+  uint32_t tokens = 0;
+
+  friend bool operator==(const Segment&, const Segment&) = default;
+};
+
+struct CardInfo {
+  std::string model_name;    // for people; identity is the fingerprint
+  std::string architecture;  // as in the GGUF
+  std::string sender;        // the agent that packed the card
+  std::string policy;        // the bit-allocation policy
+  std::string created;       // UTC, RFC 3339
+  std::string writer;        // "qkvshare 0.1.0"
+  std::vector<Segment> segments;  // cover all tokens in order
+
+  friend bool operator==(const CardInfo&, const CardInfo&) = default;
+};
+
+// Rotary embedding as a layer's graph applies it.
+struct RopeParams {
+  int32_t dims = 0;  // 0: no rotary embedding
+  int32_t mode = 0;  // GGML_ROPE_TYPE_*
+  float base = 0;
+  float scale = 0;
+  float ext_factor = 0;
+  float attn_factor = 0;
+
+  friend bool operator==(const RopeParams&, const RopeParams&) = default;
+};
+
+// Whose cache this is. A card may be used only where both fingerprints are equal.
+struct ModelIdentity {
+  Digest model{};  // architecture, hyper-parameters, tokenizer, weights
+  Digest rope{};   // effective RoPE of every layer
+  RopeParams first_rope;
+
+  friend bool operator==(const ModelIdentity&, const ModelIdentity&) = default;
+};
+
+// The segments must cover [0, tokens) without gap or overlap. kCorrupt otherwise.
+Status CheckSegments(const std::vector<Segment>& segments, uint32_t tokens);
+
+// JSON text of the info section, and back. kCorrupt names the field.
+std::string CardInfoToJson(const CardInfo& info);
+Result<CardInfo> CardInfoFromJson(const std::string& text);
+
+}  // namespace qkvshare

@@ -1,0 +1,321 @@
+// Malformed cards: each rule of docs/card_format.md fires, alone and by its number.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+
+#include "card/card.h"
+#include "card/card_test_util.h"
+#include "card/format.h"
+
+namespace qkvshare {
+namespace {
+
+using namespace card_format;  // NOLINT(google-build-using-namespace)
+using card_test::Content;
+using card_test::MixedPlan;
+using card_test::Parts;
+using card_test::Patch;
+using card_test::Reseal;
+using card_test::SyntheticKv;
+using Bytes = std::vector<uint8_t>;
+
+constexpr Half kNan = 0x7E00;
+
+Bytes Pack(const BitPlan& plan, bool with_profile = true) {
+  const SyntheticKv kv(plan.tokens(), {{2, 16, 8}, {1, 8, 8}}, 1);
+  const KvView view = kv.view();
+  return PackCard(view, plan, with_profile ? MeasureKeyProfiles(view, kSinkTokens, 1) : KeyProfiles{}, Content(plan.tokens()), 1)
+      ->Bytes();
+}
+
+Bytes SmallCard() { return Pack(MixedPlan(9)); }
+
+void ExpectRule(const Bytes& card, int rule, StatusCode code = StatusCode::kCorrupt) {
+  const Status status = Card::FromSpan(card).status();
+  EXPECT_EQ(status.code(), code) << rule << ": " << status.message();
+  const std::string tag = "rule " + std::to_string(rule);
+  const size_t at = status.message().find(tag);
+  ASSERT_NE(at, std::string::npos) << rule << ": " << status.message();
+  EXPECT_FALSE(std::isdigit(static_cast<unsigned char>(status.message()[at + tag.size()]))) << status.message();
+}
+
+TEST(CardReaderTest, AssembledCardsAreAsPacked) {
+  EXPECT_EQ(Parts(SmallCard()).Assemble(), SmallCard());
+  EXPECT_TRUE(Card::FromSpan(SmallCard()));
+}
+
+TEST(CardReaderTest, EveryFlippedBitIsRefused) {
+  const Bytes good = SmallCard();
+  for (size_t i = 0; i < good.size(); ++i) {
+    for (const int bit : {0, 7}) {
+      Bytes card = good;
+      card[i] ^= static_cast<uint8_t>(1 << bit);
+      ASSERT_FALSE(Card::FromSpan(card)) << "byte " << i;
+    }
+  }
+}
+
+TEST(CardReaderTest, EveryTruncationAndAnyExtraByteIsRefused) {
+  Bytes card = SmallCard();
+  for (size_t bytes = 0; bytes < card.size(); ++bytes) {
+    // A copy of exact size, so that a sanitizer sees each read past the end.
+    ASSERT_FALSE(Card::FromBytes(Bytes(card.begin(), card.begin() + static_cast<std::ptrdiff_t>(bytes)))) << bytes;
+  }
+  card.push_back(0);
+  EXPECT_FALSE(Card::FromSpan(card));
+}
+
+// Header and section table: patched in place.
+TEST(CardReaderTest, RulesOfHeaderAndSectionTable) {
+  struct Case {
+    int rule;
+    std::function<void(Bytes*)> break_it;
+  };
+  constexpr size_t kTable = sizeof(FileHeader);
+  constexpr auto kEntry = [](size_t i) { return kTable + i * sizeof(SectionEntry); };
+  const size_t last = kSingleSections + 3;
+  const Case cases[] = {
+      {1, [](Bytes* card) { card->resize(127); }},
+      {2, [](Bytes* card) { Patch(card, 0, 'q'); }},
+      {4, [](Bytes* card) { Patch(card, offsetof(FileHeader, header_bytes), uint32_t{136}); }},
+      {5, [](Bytes* card) { Patch(card, offsetof(FileHeader, section_entry_bytes), uint32_t{32}); }},
+      {6, [](Bytes* card) { Patch(card, offsetof(FileHeader, section_count), kSingleSections); }},
+      {6, [](Bytes* card) { Patch(card, offsetof(FileHeader, section_count), kSingleSections + 3); }},
+      {6, [](Bytes* card) { Patch(card, offsetof(FileHeader, section_count), kSingleSections + 2 * kMaxLayers + 2); }},
+      {6, [](Bytes* card) { Patch(card, offsetof(FileHeader, section_count), kSingleSections + 2 * kMaxLayers); }},
+      {6, [](Bytes* card) { Patch(card, offsetof(FileHeader, section_count), UINT32_MAX); }},
+      {7, [](Bytes* card) { Patch(card, offsetof(FileHeader, reserved) + 55, uint8_t{1}); }},
+      {9, [](Bytes* card) { Patch(card, offsetof(FileHeader, file_bytes), uint64_t{card->size() + 64}); }},
+      {9, [](Bytes* card) { card->resize(card->size() - 64); }},
+      {10, [=](Bytes* card) { Patch(card, kEntry(2) + offsetof(SectionEntry, type), uint32_t{4}); }},
+      {10, [=](Bytes* card) { Patch(card, kEntry(2) + offsetof(SectionEntry, index), uint32_t{1}); }},
+      {10, [=](Bytes* card) { Patch(card, kEntry(kSingleSections) + offsetof(SectionEntry, index), uint32_t{1}); }},
+      {11, [=](Bytes* card) { Patch(card, kEntry(3) + offsetof(SectionEntry, offset), uint64_t{64}); }},
+      {11, [=](Bytes* card) { Patch(card, kEntry(3) + offsetof(SectionEntry, offset), UINT64_MAX - 63); }},
+      {11, [=](Bytes* card) { Patch(card, kEntry(3) + offsetof(SectionEntry, bytes), UINT64_MAX); }},
+      {11, [=](Bytes* card) { Patch(card, kEntry(last) + offsetof(SectionEntry, bytes), uint64_t{card->size()}); }},
+  };
+  ExpectRule(
+      [] {
+        Bytes card = SmallCard();
+        Patch(&card, offsetof(FileHeader, version), uint32_t{1});
+        Reseal(&card);
+        return card;
+      }(),
+      3, StatusCode::kUnsupported);
+  for (const Case& broken : cases) {
+    Bytes card = SmallCard();
+    broken.break_it(&card);
+    Reseal(&card);
+    ExpectRule(card, broken.rule);
+  }
+}
+
+TEST(CardReaderTest, RulesOfSealsAndPadding) {
+  Bytes card = SmallCard();
+  card[offsetof(FileHeader, checksum)] ^= 1;
+  ExpectRule(card, 8);
+  card = SmallCard();
+  card[sizeof(FileHeader) + offsetof(SectionEntry, digest)] ^= 1;
+  ExpectRule(card, 8);
+  // Padding: after the levels (8 bytes) up to the bit map.
+  card = SmallCard();
+  const SectionEntry levels = Parts(card).entries[4];
+  ASSERT_EQ(levels.bytes, 8u);
+  card[levels.offset + levels.bytes] = 1;
+  ExpectRule(card, 12);
+  card = SmallCard();
+  card.back() ^= 1;
+  ExpectRule(card, 13);
+  // Bytes after the last section, counted in the header.
+  card = SmallCard();
+  card.resize(card.size() + 64);
+  Patch(&card, offsetof(FileHeader, file_bytes), uint64_t{card.size()});
+  Reseal(&card);
+  ExpectRule(card, 9);
+}
+
+// Opening a card of this user leaves the digests to VerifyDigests.
+TEST(CardReaderTest, RulesOfDigests) {
+  const auto seal_header = [](Bytes card) {
+    const size_t table_end = sizeof(FileHeader) + Parts(card).entries.size() * sizeof(SectionEntry);
+    Bytes checked(card.begin(), card.begin() + offsetof(FileHeader, checksum));
+    checked.insert(checked.end(), card.begin() + sizeof(FileHeader), card.begin() + static_cast<std::ptrdiff_t>(table_end));
+    Patch(&card, offsetof(FileHeader, checksum), Xxh3(checked));
+    return card;
+  };
+  Bytes card = SmallCard();
+  card[offsetof(FileHeader, content_id) + 31] ^= 1;
+  Result<Card> opened = Card::FromBytes(seal_header(card));
+  ASSERT_TRUE(opened);
+  EXPECT_EQ(opened->VerifyDigests().code(), StatusCode::kCorrupt);
+  EXPECT_NE(opened->VerifyDigests().message().find("(rule 14)"), std::string::npos);
+
+  Parts parts((SmallCard()));
+  for (size_t i = 0; i < parts.entries.size(); ++i) {
+    card = SmallCard();
+    card[sizeof(FileHeader) + i * sizeof(SectionEntry) + offsetof(SectionEntry, digest)] ^= 1;
+    const ByteSpan table = ByteSpan(card).subspan(sizeof(FileHeader), parts.entries.size() * sizeof(SectionEntry));
+    Patch(&card, offsetof(FileHeader, content_id), Blake2b(table));
+    opened = Card::FromBytes(seal_header(card));
+    ASSERT_TRUE(opened);
+    EXPECT_NE(opened->VerifyDigests().message().find("(rule 15)"), std::string::npos) << i;
+  }
+}
+
+using Break = std::function<void(Parts*)>;
+
+// Patches one value of a section.
+template <typename T>
+Break Set(SectionType type, size_t offset, T value) {
+  return [=](Parts* parts) { Patch(&parts->section(type), offset, value); };
+}
+Break Resize(SectionType type, int by) {
+  return [=](Parts* parts) {
+    auto& section = parts->section(type);
+    section.resize(static_cast<size_t>(static_cast<int>(section.size()) + by));
+  };
+}
+Break SetInfo(const std::string& text) {
+  return [=](Parts* parts) { parts->section(SectionType::kInfo).assign(text.begin(), text.end()); };
+}
+
+TEST(CardReaderTest, RulesOfSections) {
+  const auto geometry = [](size_t offset, auto value) { return Set(SectionType::kGeometry, offset, value); };
+  const auto layer = [](size_t i, size_t offset, auto value) {
+    return Set(SectionType::kLayers, i * sizeof(LayerEntry) + offset, value);
+  };
+  // One section more of keys and of values would be another number of layers; the geometry's stays.
+  const Break drop_layer = [](Parts* parts) {
+    for (const size_t i : {kSingleSections + 3, kSingleSections + 1}) {
+      parts->entries.erase(parts->entries.begin() + i);
+      parts->sections.erase(parts->sections.begin() + i);
+    }
+  };
+  const std::string segment = R"({"role":"user","owner":"","parent":"","first_token":0,"tokens":8})";
+  const std::string info =
+      R"({"model_name":"","architecture":"","sender":"","policy":"","created":"","writer":"","segments":[)" + segment + "]}";
+  const std::pair<int, Break> cases[] = {
+      {20, Resize(SectionType::kGeometry, 1)},
+      {20, Resize(SectionType::kGeometry, -128)},
+      {21, geometry(offsetof(Geometry, tokens), uint32_t{0})},
+      {21, geometry(offsetof(Geometry, tokens), kMaxTokens + 1)},
+      {22, geometry(offsetof(Geometry, layers), uint32_t{3})},
+      {22, drop_layer},
+      {23, geometry(offsetof(Geometry, levels), uint32_t{0})},
+      {23, geometry(offsetof(Geometry, levels), kMaxLevels + 1)},
+      {24, geometry(offsetof(Geometry, tile_tokens), uint32_t{32})},
+      {25, geometry(offsetof(Geometry, exact_tokens), uint32_t{10})},
+      {27, geometry(offsetof(Geometry, reserved), uint16_t{1})},
+      {28, geometry(offsetof(Geometry, rope_base), NAN)},
+      {28, geometry(offsetof(Geometry, rope_scale), INFINITY)},
+      {28, geometry(offsetof(Geometry, rope_ext_factor), -INFINITY)},
+      {28, geometry(offsetof(Geometry, rope_attn_factor), NAN)},
+      {30, Resize(SectionType::kLayers, -1)},
+      {31, layer(0, offsetof(LayerEntry, kv_heads), uint32_t{0})},
+      {31, layer(1, offsetof(LayerEntry, kv_heads), kMaxKvHeads + 1)},
+      {32, layer(0, offsetof(LayerEntry, key_dim), uint16_t{12})},
+      {32, layer(0, offsetof(LayerEntry, key_dim), uint16_t{0})},
+      {32, layer(1, offsetof(LayerEntry, value_dim), uint16_t{kMaxHeadDim + 8})},
+      {33, layer(0, offsetof(LayerEntry, key_rotation_block), uint16_t{8})},
+      {33, layer(0, offsetof(LayerEntry, value_rotation_block), uint16_t{0})},
+      {34, layer(1, offsetof(LayerEntry, reserved), uint32_t{1})},
+      {40, Resize(SectionType::kTokens, 4)},
+      {41, Resize(SectionType::kPositions, -4)},
+      {42, Set(SectionType::kTokens, 8 * 4, int32_t{-1})},
+      {43, Set(SectionType::kPositions, 0, int32_t{11})},
+      {43, geometry(offsetof(Geometry, position_offset), int32_t{9})},
+      {43,
+       [](Parts* parts) {
+         Patch(&parts->section(SectionType::kPositions), 0, int32_t{-1});
+         Patch(&parts->section(SectionType::kGeometry), offsetof(Geometry, position_offset), int32_t{-1});
+       }},
+      {44, Set(SectionType::kPositions, 5 * 4, int32_t{14})},
+      {44, Set(SectionType::kPositions, 8 * 4, int32_t{-7})},
+      {50, Resize(SectionType::kLevels, 2)},
+      {50, geometry(offsetof(Geometry, levels), uint32_t{3})},
+      {51, Resize(SectionType::kBitMap, 1)},
+      {52, Set(SectionType::kLevels, 0, uint8_t{2})},
+      {52, Set(SectionType::kLevels, 1, uint8_t{8})},          // K4V8
+      {52, Set(SectionType::kLevels, 6, uint16_t{0x0808})},    // K8V8 twice
+      {52, Set(SectionType::kBitMap, 8, uint8_t{4})},          // of levels 0 to 3
+      {53, geometry(offsetof(Geometry, average_code_bits), double{4.0})},
+      {53, geometry(offsetof(Geometry, average_code_bits), std::nan(""))},
+      {60, SetInfo(std::string(kMaxInfoBytes + 1, ' '))},
+      {61, SetInfo("{}")},
+      {61, SetInfo("")},
+      {61, SetInfo(std::string(100000, '['))},
+      {62, SetInfo(info)},  // covers 8 of 9 tokens
+      {70, Resize(SectionType::kProfile, 2)},
+      {70, Resize(SectionType::kProfile, -160 + 1)},
+      {71, Set(SectionType::kProfile, 2, kNan)},
+      {71, Set(SectionType::kProfile, 2 * (64 + 7), Half{0xFC00})},
+      {72, Set(SectionType::kProfile, 2 * 16, kNan)},
+      {72, Set(SectionType::kProfile, 2 * 17, Half{0})},
+      {72, Set(SectionType::kProfile, 2 * (64 + 15), Half{0x8001})},
+      {80, [](Parts* parts) { parts->sections[kSingleSections].resize(parts->sections[kSingleSections].size() + 64); }},
+      {80, [](Parts* parts) { parts->sections.back().pop_back(); }},
+      {80, [](Parts* parts) { parts->sections.back().clear(); }},
+  };
+  for (size_t i = 0; i < std::size(cases); ++i) {
+    Parts parts((SmallCard()));
+    ASSERT_EQ(parts.section(SectionType::kProfile).size(), 160u);
+    cases[i].second(&parts);
+    SCOPED_TRACE(i);
+    ExpectRule(parts.Assemble(), cases[i].first);
+  }
+  for (const size_t offset : {offsetof(Geometry, key_codec), offsetof(Geometry, value_codec)}) {
+    Parts parts((SmallCard()));
+    Patch(&parts.section(SectionType::kGeometry), offset, uint8_t{2});
+    ExpectRule(parts.Assemble(), 26, StatusCode::kUnsupported);
+  }
+}
+
+TEST(CardReaderTest, ProfileMayBeEmpty) {
+  const Result<Card> card = Card::FromBytes(Pack(MixedPlan(9), false));
+  ASSERT_TRUE(card) << card.status().message();
+  EXPECT_TRUE(card->key_profile(0, 1).empty());
+  std::vector<Half> out(9 * 32);
+  EXPECT_TRUE(card->Unpack(ScalarKernels(), 0, Side::kKeys, 9, out.data()).ok());
+}
+
+// The payload is checked as it is unpacked: a NaN with right checksums must not reach a cache.
+TEST(CardReaderTest, NonFinitePayloadIsRefusedByUnpack) {
+  for (const Level level : kLevels) {
+    Parts parts(Pack(UniformPlan(9, level, 0)));
+    const std::vector<uint32_t> sizes = {9};
+    const std::vector<Level> levels = {level};
+    const BlockLayout layout = BlockLayout::Make(Side::kValues, 8, levels, sizes);
+    // Values of layer 0, second head, token 6: its scale, or its second channel.
+    const size_t at = layout.bytes + (level == kExactLevel ? 6 * 16 + 2 : layout.scales_offset + 6 * 2);
+    Patch(&parts.sections[kSingleSections + 2], at, kNan);
+    const Result<Card> card = Card::FromBytes(parts.Assemble());
+    ASSERT_TRUE(card) << card.status().message();
+    EXPECT_TRUE(card->VerifyDigests().ok());
+    std::vector<Half> out(9 * 16);
+    const Status status = card->Unpack(ScalarKernels(), 0, Side::kValues, 9, out.data());
+    EXPECT_EQ(status.code(), StatusCode::kCorrupt);
+    EXPECT_NE(status.message().find("(rule 90): layer 0: the packed values of token 6"), std::string::npos)
+        << status.message();
+    EXPECT_TRUE(card->Unpack(ScalarKernels(), 0, Side::kValues, 6, out.data()).ok());  // tokens before it are fine
+    EXPECT_TRUE(card->Unpack(ScalarKernels(), 1, Side::kValues, 9, out.data()).ok());
+  }
+}
+
+// Readers take any code and any finite scale: a card of nothing but ones unpacks to finite rows.
+TEST(CardReaderTest, AnyCodesGiveFiniteRows) {
+  Parts parts(Pack(UniformPlan(9, {8, 8}, 0)));
+  for (size_t i = kSingleSections; i < parts.sections.size(); ++i) {
+    for (size_t at = 0; at + 1 < parts.sections[i].size(); at += 2) Patch(&parts.sections[i], at, Half{0x7BFF});
+  }
+  for (size_t at = 0; at < 160; at += 2) Patch(&parts.section(SectionType::kProfile), at, Half{0x7BFF});
+  const Result<Card> card = Card::FromBytes(parts.Assemble());
+  ASSERT_TRUE(card) << card.status().message();
+  std::vector<Half> out(9 * 32);
+  ASSERT_TRUE(card->Unpack(ScalarKernels(), 0, Side::kKeys, 9, out.data()).ok());
+  EXPECT_TRUE(std::all_of(out.begin(), out.end(), IsFiniteHalf));
+}
+
+}  // namespace
+}  // namespace qkvshare

@@ -1,0 +1,53 @@
+// Packing KV rows by a bit plan into a CacheCard.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/bytes.h"
+#include "card/card_info.h"
+#include "quant/bit_plan.h"
+#include "quant/channel_profile.h"
+#include "quant/kv_view.h"
+#include "qkvshare/status.h"
+
+namespace qkvshare {
+
+// What goes into a card besides the rows.
+struct CardContent {
+  std::vector<int32_t> token_ids;  // [tokens]
+  std::vector<int32_t> positions;  // [tokens], ascending
+  ModelIdentity identity;
+  CardInfo info;  // policy is taken from the plan
+  uint32_t hop = 0;
+};
+
+// A finished card in memory.
+class PackedCard {
+ public:
+  size_t file_bytes() const;
+  // The whole file in one piece.
+  std::vector<uint8_t> Bytes() const;
+  // Atomic, mode 0600.
+  Status Write(const std::string& path) const;
+
+ private:
+  friend Result<PackedCard> PackCard(const KvView& kv, const BitPlan& plan, const KeyProfiles& profiles,
+                                     const CardContent& content, int threads);
+  std::vector<ByteSpan> Pieces() const;
+
+  std::vector<uint8_t> head_;  // header and section table
+  std::vector<std::vector<uint8_t>> sections_;
+};
+
+// Quantizes kv by the plan. kInvalidArgument where sizes do not agree, kNonFinite naming layer and token, kOutOfRange
+// past a limit of the format.
+Result<PackedCard> PackCard(const KvView& kv, const BitPlan& plan, const KeyProfiles& profiles, const CardContent& content,
+                            int threads);
+
+// Bytes of a card less those that grow with the plan: what a byte budget has to set aside (at most; alignment counted in
+// full).
+size_t CardOverheadBytes(const KvView& kv, const CardContent& content);
+
+}  // namespace qkvshare

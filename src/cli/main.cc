@@ -1,0 +1,81 @@
+// qkvshare: hands an agent's context to the next one.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/terminal.h"
+#include "quant/kernels.h"
+#include "qkvshare/version.h"
+
+namespace qkvshare::cli {
+namespace {
+
+// llama.cpp's flags of several letters behind one dash, which CLI11 does not have.
+std::vector<std::string> Arguments(int argc, char** argv) {
+  std::vector<std::string> arguments;
+  for (int i = argc - 1; i > 0; --i) {  // CLI11 takes them in reverse
+    const std::string_view argument = argv[i];
+    if (argument == "-ngl") {
+      arguments.emplace_back("--gpu-layers");
+    } else if (argument == "-ub") {
+      arguments.emplace_back("--ubatch-size");
+    } else {
+      arguments.emplace_back(argument);
+    }
+  }
+  return arguments;
+}
+
+constexpr const char* kFooter =
+    "Exit codes: 0 done, 1 failure, 2 wrong flags or input, 3 refused (corrupt, of another model, unsupported),\n"
+    "4 file or network, 5 too long for the context or a limit, 130 interrupted.\n"
+    "Each command has an example: qkvshare COMMAND --help";
+
+int Main(int argc, char** argv) {
+  CLI::App app("Hands an agent's context to the next one as a CacheCard: the KV cache, quantized token by token.", "qkvshare");
+  app.set_version_flag("--version", std::string("qkvshare ") + kVersionText);
+  app.footer(kFooter);
+  app.require_subcommand(1);
+  const std::vector<std::pair<CLI::App*, Command>> commands = [&] {
+    std::vector<std::pair<CLI::App*, Command>> list;
+    const auto add = [&](const char* name, const char* description, Command (*make)(CLI::App*)) {
+      CLI::App* command = app.add_subcommand(name, description);
+      list.emplace_back(command, make(command));
+    };
+    add("pack", "Read a prompt and write a card of it", AddPack);
+    add("run", "Continue from a card: card and prompt to text", AddRun);
+    add("info", "Show what a card holds", AddInfo);
+    add("verify", "Check all of a card: checksums, digests, values", AddVerify);
+    add("models", "Models that can be had by name", AddModels);
+    add("eval", "Measure hand-overs", AddEval);
+    return list;
+  }();
+  try {
+    app.parse(Arguments(argc, argv));
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    fmt::print(stderr, "error: {}; see --help\n", error.what());
+    return kUsage;
+  }
+  if (const Result<const Kernels*> kernels = SelectKernels(); !kernels) return ReportError(kernels.status());
+  for (const auto& [command, run] : commands) {
+    if (command->parsed()) return run();
+  }
+  return kUsage;
+}
+
+}  // namespace
+}  // namespace qkvshare::cli
+
+int main(int argc, char** argv) {
+  try {
+    return qkvshare::cli::Main(argc, argv);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "error: {}\n", error.what());
+    return qkvshare::cli::kFailure;
+  }
+}

@@ -1,0 +1,97 @@
+#include "cli/options.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/bytes.h"
+#include "base/file.h"
+#include "cli/terminal.h"
+#include "runtime/model_store.h"
+#include "runtime/prompt.h"
+
+namespace qkvshare::cli {
+namespace {
+
+constexpr size_t kMaxPromptBytes = 64 << 20;
+
+Status InvalidMessages(const std::string& why) {
+  return {StatusCode::kInvalidArgument, "--messages: " + why + R"(; it takes a JSON array such as [{"role": "user", "content": "Hi"}])"};
+}
+
+Result<std::vector<ChatMessage>> ParseMessages(const std::string& text) {
+  using nlohmann::json;
+  const json array = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!array.is_array() || array.empty()) return InvalidMessages("not a JSON array of messages");
+  std::vector<ChatMessage> messages;
+  for (const json& entry : array) {
+    const auto has_text = [&](const char* key) { return entry.is_object() && entry.contains(key) && entry[key].is_string(); };
+    if (!has_text("role") || !has_text("content")) {
+      return InvalidMessages(fmt::format("message {} has no \"role\" and \"content\" strings", messages.size() + 1));
+    }
+    messages.push_back({entry["role"].get<std::string>(), entry["content"].get<std::string>()});
+  }
+  return messages;
+}
+
+}  // namespace
+
+void ModelFlags::AddTo(CLI::App* app) {
+  app->add_option("-m,--model", model, "GGUF file, or a name from `qkvshare models list`")->capture_default_str();
+  app->add_option("--gpu-layers,--n-gpu-layers", gpu_layers, "Layers on a GPU, as llama.cpp's -ngl")->capture_default_str();
+  app->add_option("-c,--ctx-size", session.context, "Context in tokens (0: as much as needed, up to the model's)")->capture_default_str();
+  app->add_option("-t,--threads", session.threads, "Threads (0: one a core)")->capture_default_str();
+  app->add_option("--ubatch-size", session.batch, "Tokens of one decode call, as llama.cpp's -ub")
+      ->check(CLI::Range(1, 1 << 16))
+      ->capture_default_str();
+  app->add_option("--rope-freq-base", session.rope_freq_base, "RoPE base (0: from the model)")->capture_default_str();
+  app->add_option("--rope-freq-scale", session.rope_freq_scale, "RoPE frequency scale (0: from the model)")->capture_default_str();
+}
+
+Result<std::unique_ptr<Model>> ModelFlags::Load() const {
+  QKV_ASSIGN_OR_RETURN(const std::string path, ResolveModel(model));
+  ProgressLine line("loading model");
+  ModelOptions options;
+  options.gpu_layers = gpu_layers;
+  options.progress = [&](float done) {
+    line.Update(static_cast<uint64_t>(done * 100), 100, "%");
+    return true;
+  };
+  return Model::Load(path, options);
+}
+
+uint32_t ContextFor(const Model& model, size_t tokens) {
+  return static_cast<uint32_t>(std::min<size_t>(AlignUp(tokens + 1, 256), model.training_context()));
+}
+
+void PromptFlags::AddTo(CLI::App* app) {
+  app->add_option("-p,--prompt", text, "The text itself");
+  app->add_option("-f,--file", file, "File with the text (- for standard input)");
+  app->add_option("--messages", messages_file, "JSON file with chat messages, through the model's chat template");
+}
+
+Result<Prompt> ReadPrompt(const PromptFlags& flags, const Model& model, bool add_generation_prompt) {
+  const int given = static_cast<int>(!flags.text.empty()) + static_cast<int>(!flags.file.empty()) +
+                    static_cast<int>(!flags.messages_file.empty());
+  if (given > 1) return Status(StatusCode::kInvalidArgument, "give only one of -p, -f and --messages");
+  if (given == 0 && isatty(STDIN_FILENO) == 1) {
+    return Status(StatusCode::kInvalidArgument, "no prompt: give -p TEXT, -f FILE or --messages FILE, or pipe it in");
+  }
+  Prompt prompt;
+  prompt.text = flags.text;
+  if (flags.text.empty()) {
+    const std::string& source = given == 0 ? "-" : flags.messages_file.empty() ? flags.file : flags.messages_file;
+    QKV_ASSIGN_OR_RETURN(prompt.text, ReadText(source, kMaxPromptBytes));
+  }
+  QKV_RETURN_IF_ERROR(CheckUtf8(prompt.text));
+  if (!flags.messages_file.empty()) {
+    QKV_ASSIGN_OR_RETURN(prompt.messages, ParseMessages(prompt.text));
+    QKV_ASSIGN_OR_RETURN(prompt.text, model.ApplyChatTemplate(prompt.messages, add_generation_prompt));
+  }
+  return prompt;
+}
+
+}  // namespace qkvshare::cli

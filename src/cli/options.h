@@ -1,0 +1,52 @@
+// Flags that several commands share, and what they stand for.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/model.h"
+#include "runtime/session.h"
+#include "qkvshare/status.h"
+
+namespace CLI {
+class App;
+}
+
+namespace qkvshare::cli {
+
+// -m, -ngl, -c, -t, -ub, --rope-freq-base, --rope-freq-scale.
+struct ModelFlags {
+  std::string model = "smollm2-135m";
+  int gpu_layers = 0;
+  SessionOptions session;
+
+  void AddTo(CLI::App* app);
+  // Shows progress while it loads.
+  Result<std::unique_ptr<Model>> Load() const;
+};
+
+// The context for `tokens` tokens where -c is 0: rounded up, at most the model's training context.
+uint32_t ContextFor(const Model& model, size_t tokens);
+
+// -p, -f, --messages, or standard input.
+struct PromptFlags {
+  std::string text;
+  std::string file;
+  std::string messages_file;
+
+  void AddTo(CLI::App* app);
+};
+
+// A prompt's text, and the messages that it was made from, if it was.
+struct Prompt {
+  std::string text;
+  std::vector<ChatMessage> messages;
+};
+
+// Reads the prompt: -p, -f (- for standard input) or --messages (a JSON array of {"role", "content"}, through the model's
+// chat template, with the start of the assistant's turn if add_generation_prompt). With none of them, standard input,
+// unless it is a terminal. kInvalidArgument: more than one, no UTF-8, wrong JSON.
+Result<Prompt> ReadPrompt(const PromptFlags& flags, const Model& model, bool add_generation_prompt);
+
+}  // namespace qkvshare::cli

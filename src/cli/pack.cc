@@ -1,0 +1,127 @@
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "base/file.h"
+#include "base/stopwatch.h"
+#include "card/card.h"
+#include "cli/commands.h"
+#include "cli/options.h"
+#include "cli/terminal.h"
+#include "runtime/sender.h"
+
+namespace qkvshare::cli {
+namespace {
+
+struct PackFlags {
+  ModelFlags model;
+  PromptFlags prompt;
+  std::string output;
+  std::string policy = "uniform";
+  std::string agent = "agent";
+  std::string state_output;
+  double bits = 4;
+  size_t max_bytes = 0;
+  bool generation_prompt = false;
+  bool json = false;
+};
+
+struct PackResult {
+  size_t tokens = 0;
+  int64_t prefill_us = 0;
+  PackTimes times;
+  int64_t write_us = 0;
+};
+
+Status PackPrompt(const PackFlags& flags, PackResult* result) {
+  PackOptions options;
+  QKV_ASSIGN_OR_RETURN(options.policy, PolicyFromName(flags.policy));
+  options.code_bits = flags.bits;
+  options.max_bytes = flags.max_bytes;
+  options.sender = flags.agent;
+  QKV_ASSIGN_OR_RETURN(const std::unique_ptr<Model> model, flags.model.Load());
+  QKV_ASSIGN_OR_RETURN(const Prompt prompt, ReadPrompt(flags.prompt, *model, flags.generation_prompt));
+  const std::vector<int32_t> tokens = model->Tokenize(prompt.text, /*add_special=*/true);
+  if (tokens.empty()) return {StatusCode::kInvalidArgument, "the prompt is empty: there is nothing to pack"};
+  options.segments = SegmentsOf(*model, prompt.messages, tokens, flags.agent);
+  SessionOptions session_options = flags.model.session;
+  if (session_options.context == 0) session_options.context = ContextFor(*model, tokens.size());
+  QKV_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, Session::Create(*model, session_options));
+  Stopwatch watch;
+  {
+    const InterruptScope interrupt([&] { session->Cancel(); });
+    ProgressLine line("reading");
+    PrefillOptions prefill;
+    if (options.policy != Policy::kUniform) {
+      prefill.window = kWindowTokens;
+      prefill.window_stride = kWindowStride;
+    }
+    prefill.progress = [&](size_t done, size_t total) { line.Update(done, total, "tokens"); };
+    QKV_RETURN_IF_ERROR(session->Prefill(tokens, prefill));
+  }
+  result->tokens = tokens.size();
+  result->prefill_us = watch.LapUs();
+  QKV_ASSIGN_OR_RETURN(const PackedCard card, PackSession(*session, options, &result->times));
+  watch.LapUs();
+  QKV_RETURN_IF_ERROR(card.Write(flags.output));
+  result->write_us = watch.LapUs();
+  if (flags.state_output.empty()) return {};
+  QKV_ASSIGN_OR_RETURN(const std::vector<uint8_t> state, session->SaveState());
+  return WriteFileAtomic(flags.state_output, {state});
+}
+
+Status RunPack(const PackFlags& flags) {
+  PackResult result;
+  QKV_RETURN_IF_ERROR(PackPrompt(flags, &result));
+  QKV_ASSIGN_OR_RETURN(const Card card, Card::Open(flags.output));  // what is reported is what was written
+  if (flags.json) {
+    const nlohmann::json object = {{"card", flags.output},
+                                   {"content_id", ToHex(card.content_id())},
+                                   {"tokens", result.tokens},
+                                   {"policy", card.info().policy},
+                                   {"file_bytes", card.file_bytes()},
+                                   {"f16_bytes", card.fp16_bytes()},
+                                   {"code_bits", card.average_code_bits()},
+                                   {"total_bits", card.average_total_bits()},
+                                   {"stages_us",
+                                    {{"prefill", result.prefill_us},
+                                     {"take", result.times.take_us},
+                                     {"plan", result.times.plan_us},
+                                     {"quantize", result.times.quantize_us},
+                                     {"write", result.write_us}}}};
+    fmt::print("{}\n", object.dump(2));
+    return {};
+  }
+  fmt::print("{}: {} tokens, {} (F16: {}), {:.2f} bits a channel, {:.2f} with everything, policy {}\n", flags.output, result.tokens,
+             FormatBytes(card.file_bytes()), FormatBytes(card.fp16_bytes()), card.average_code_bits(), card.average_total_bits(),
+             card.info().policy);
+  fmt::print("prefill {}, take {}, plan {}, quantize {}, write {}\n", FormatUs(result.prefill_us), FormatUs(result.times.take_us),
+             FormatUs(result.times.plan_us), FormatUs(result.times.quantize_us), FormatUs(result.write_us));
+  return {};
+}
+
+}  // namespace
+
+Command AddPack(CLI::App* app) {
+  auto flags = std::make_shared<PackFlags>();
+  app->footer("Example:\n  qkvshare pack -m smollm2-135m -f report.txt -o report.card\n"
+              "  echo 'Some text' | qkvshare pack -o text.card --policy local --bits 5");
+  flags->model.AddTo(app);
+  flags->prompt.AddTo(app);
+  app->add_option("-o,--output", flags->output, "The card to write")->required();
+  app->add_option("--policy", flags->policy, "Bit allocation: uniform, or local (attention of the last window)")->capture_default_str();
+  app->add_option("--bits", flags->bits, "Average bits of a key or value channel, 4 to 16 (16: exact)")->capture_default_str();
+  app->add_option("--max-bytes", flags->max_bytes, "Bytes of the card at most, instead of --bits");
+  app->add_option("--agent", flags->agent, "The sender's name, kept in the card")->capture_default_str();
+  app->add_flag("--generation-prompt", flags->generation_prompt, "With --messages: end with the start of the assistant's turn");
+  app->add_option("--state-output", flags->state_output, "Also write llama.cpp's F16 state of the same tokens, to compare with");
+  app->add_flag("--json", flags->json, "Report as JSON");
+  return [flags] {
+    const Status status = RunPack(*flags);
+    return status.ok() ? static_cast<int>(kSuccess) : ReportError(status);
+  };
+}
+
+}  // namespace qkvshare::cli

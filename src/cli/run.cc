@@ -1,0 +1,228 @@
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "base/stopwatch.h"
+#include "card/card.h"
+#include "cli/commands.h"
+#include "cli/options.h"
+#include "cli/terminal.h"
+#include "runtime/generate.h"
+#include "runtime/prompt.h"
+#include "runtime/restore.h"
+#include "runtime/sender.h"
+
+namespace qkvshare::cli {
+namespace {
+
+struct RunFlags {
+  ModelFlags model;
+  PromptFlags prompt;
+  std::string card;
+  std::string output;
+  std::string agent = "agent";
+  double bits = 4;
+  GenerateOptions generate;
+  bool chat = false;
+  bool whole = false;
+  bool verify = false;
+  bool json = false;
+};
+
+// What was done and how long it took, for the report.
+struct RunReport {
+  std::string mode = "prefill";  // or "restore"
+  std::string reason = "no card was given";
+  std::string seam = "whole";
+  size_t cached_tokens = 0;
+  size_t evaluated_tokens = 0;
+  size_t cache_rows = 0;  // tokens in the cache at the end
+  std::vector<std::pair<std::string, int64_t>> stages;  // up to the first token
+  Generation generation;
+};
+
+class Runner {
+ public:
+  explicit Runner(const RunFlags& flags) : flags_(flags) {}
+
+  Status Run() {
+    QKV_RETURN_IF_ERROR(Prepare());
+    if (card_) QKV_RETURN_IF_ERROR(UseCard());
+    const InterruptScope interrupt([this] { session_->Cancel(); });
+    QKV_RETURN_IF_ERROR(PrefillRest());
+    QKV_RETURN_IF_ERROR(GenerateText());
+    report_.cache_rows = session_->tokens().size();
+    return flags_.output.empty() ? Status() : SaveCard();
+  }
+  const RunReport& report() const { return report_; }
+
+ private:
+  Status Prepare() {
+    if (!flags_.output.empty() && !flags_.card.empty()) {
+      return {StatusCode::kUnsupported, "-o together with --card is not possible yet: what a card holds must not be quantized twice"};
+    }
+    if (!flags_.card.empty()) {
+      Stopwatch watch;
+      QKV_ASSIGN_OR_RETURN(card_, Card::Open(flags_.card));
+      if (flags_.verify) QKV_RETURN_IF_ERROR(card_->VerifyDigests());
+      report_.stages.emplace_back("open_verify", watch.LapUs());
+    }
+    QKV_ASSIGN_OR_RETURN(model_, flags_.model.Load());
+    QKV_RETURN_IF_ERROR(MakePrompt());
+    SessionOptions options = flags_.model.session;
+    const size_t needed = prompt_.tokens.size() + flags_.generate.predict;
+    if (options.context == 0) options.context = ContextFor(*model_, needed);
+    QKV_ASSIGN_OR_RETURN(session_, Session::Create(*model_, options));
+    if (prompt_.tokens.size() > session_->context()) {
+      return {StatusCode::kOutOfRange, fmt::format("the prompt does not fit the context: {} tokens needed, {} available; use a larger -c",
+                                                   prompt_.tokens.size(), session_->context())};
+    }
+    return {};
+  }
+
+  Status MakePrompt() {
+    QKV_ASSIGN_OR_RETURN(const Prompt prompt, ReadPrompt(flags_.prompt, *model_, /*add_generation_prompt=*/true));
+    std::string text = prompt.text;
+    if (flags_.chat && card_) {
+      QKV_ASSIGN_OR_RETURN(text, NextUserTurn(*model_, text));
+    } else if (flags_.chat) {
+      QKV_ASSIGN_OR_RETURN(text, model_->ApplyChatTemplate({{"user", text}}, /*add_generation_prompt=*/true));
+    }
+    const bool whole = flags_.whole || !prompt.messages.empty();
+    if (card_ && !whole) {
+      prompt_ = JoinPrompt(*model_, card_->token_ids(), text);
+    } else {
+      const std::span<const int32_t> card_tokens = card_ ? card_->token_ids() : std::span<const int32_t>();
+      prompt_ = MatchPrompt(card_tokens, model_->Tokenize(text, /*add_special=*/true));
+    }
+    report_.seam = prompt_.seam;
+    return prompt_.tokens.empty() ? Status(StatusCode::kInvalidArgument, "the prompt is empty") : Status();
+  }
+
+  Status UseCard() {
+    QKV_RETURN_IF_ERROR(CheckCardFits(*card_, *session_));
+    if (prompt_.cached == 0) {
+      report_.reason = "the prompt and the card differ from the first token on";
+      return {};
+    }
+    RestoreTimes times;
+    QKV_RETURN_IF_ERROR(RestoreCard(*card_, prompt_.cached, session_.get(), &times));
+    report_.mode = "restore";
+    report_.reason = fmt::format("the card covers {} of the prompt's {} tokens", prompt_.cached, prompt_.tokens.size());
+    report_.cached_tokens = prompt_.cached;
+    report_.stages.emplace_back("dequantize", times.dequantize_us);
+    report_.stages.emplace_back("inject", times.inject_us);
+    return {};
+  }
+
+  Status PrefillRest() {
+    const auto rest = std::span(prompt_.tokens).subspan(report_.cached_tokens);
+    report_.evaluated_tokens = rest.size();
+    ProgressLine line("reading");
+    PrefillOptions options;
+    options.progress = [&](size_t done, size_t total) { line.Update(done, total, "tokens"); };
+    Stopwatch watch;
+    QKV_RETURN_IF_ERROR(session_->Prefill(rest, options));
+    report_.stages.emplace_back("suffix_prefill", watch.LapUs());
+    return {};
+  }
+
+  Status GenerateText() {
+    GenerateOptions options = flags_.generate;
+    if (!flags_.json) {
+      options.on_text = [](const std::string& piece) {
+        fmt::print("{}", piece);
+        std::fflush(stdout);
+      };
+    }
+    QKV_ASSIGN_OR_RETURN(report_.generation, Generate(session_.get(), options));
+    report_.stages.emplace_back("first_token", report_.generation.first_token_us);
+    if (!flags_.json) fmt::print("\n");
+    return {};
+  }
+
+  Status SaveCard() {
+    PackOptions options;
+    options.code_bits = flags_.bits;
+    options.sender = flags_.agent;
+    const auto prompt_tokens = static_cast<uint32_t>(prompt_.tokens.size());
+    options.segments.push_back({"prompt", flags_.agent, "", 0, prompt_tokens});
+    if (const auto all = static_cast<uint32_t>(session_->tokens().size()); all > prompt_tokens) {
+      options.segments.push_back({"generated", flags_.agent, "", prompt_tokens, all - prompt_tokens});
+    }
+    PackTimes times;
+    QKV_ASSIGN_OR_RETURN(const PackedCard card, PackSession(*session_, options, &times));
+    return card.Write(flags_.output);
+  }
+
+  const RunFlags& flags_;
+  std::optional<Card> card_;
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<Session> session_;  // after model_: it goes first
+  JoinedPrompt prompt_;
+  RunReport report_;
+};
+
+void PrintJson(const RunFlags& flags, const RunReport& report) {
+  nlohmann::json stages = nlohmann::json::object();
+  int64_t ttft_us = 0;
+  for (const auto& [name, us] : report.stages) {
+    stages[name] = us;
+    ttft_us += us;
+  }
+  const nlohmann::json object = {{"text", report.generation.text},
+                                 {"mode", report.mode},
+                                 {"reason", report.reason},
+                                 {"seam", report.seam},
+                                 {"card", flags.card},
+                                 {"cached_tokens", report.cached_tokens},
+                                 {"evaluated_tokens", report.evaluated_tokens},
+                                 {"generated_tokens", report.generation.tokens.size()},
+                                 {"cache_rows", report.cache_rows},
+                                 {"stop", StopReasonName(report.generation.stop)},
+                                 {"ttft_us", ttft_us},
+                                 {"stages_us", stages}};
+  // Generated text may end inside a character.
+  fmt::print("{}\n", object.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+}
+
+}  // namespace
+
+Command AddRun(CLI::App* app) {
+  auto flags = std::make_shared<RunFlags>();
+  app->footer("Example:\n  qkvshare run -m smollm2-135m --card report.card --chat -p 'Who wrote the report?' --temp 0\n"
+              "The prompt follows the card's text; with --whole it is the whole prompt, and the card covers what they share.");
+  flags->model.AddTo(app);
+  flags->prompt.AddTo(app);
+  app->add_option("--card", flags->card, "The card to continue from");
+  app->add_flag("--chat", flags->chat, "The prompt is the user's next turn, through the model's chat template");
+  app->add_flag("--whole", flags->whole, "The prompt is the whole prompt, not what follows the card");
+  app->add_flag("--verify", flags->verify, "Also check the card's digests (always done for other users' cards)");
+  app->add_option("-o,--output", flags->output, "Without --card: write a card of prompt and generated text");
+  app->add_option("--bits", flags->bits, "Of that card: average bits, 4 to 16")->capture_default_str();
+  app->add_option("--agent", flags->agent, "The sender's name, kept in that card")->capture_default_str();
+  app->add_option("-n,--predict", flags->generate.predict, "Tokens to generate at most")->capture_default_str();
+  app->add_option("--temp", flags->generate.sampling.temp, "Temperature (0: greedy)")->capture_default_str();
+  app->add_option("--top-k", flags->generate.sampling.top_k, "Top-k sampling")->capture_default_str();
+  app->add_option("--top-p", flags->generate.sampling.top_p, "Top-p sampling")->capture_default_str();
+  app->add_option("--min-p", flags->generate.sampling.min_p, "Min-p sampling")->capture_default_str();
+  app->add_option("-s,--seed", flags->generate.sampling.seed, "Seed (4294967295: random)")->capture_default_str();
+  app->add_flag("--json", flags->json, "Report as JSON: text, cached_tokens, evaluated_tokens, mode, reason, stages");
+  return [flags] {
+    Runner runner(*flags);
+    const Status status = runner.Run();
+    if (!status.ok()) return ReportError(status);
+    const RunReport& report = runner.report();
+    if (flags->json) {
+      PrintJson(*flags, report);
+    } else if (!flags->card.empty()) {
+      fmt::print(stderr, "mode: {} ({}; {} tokens evaluated)\n", report.mode, report.reason, report.evaluated_tokens);
+    }
+    return static_cast<int>(report.generation.stop == StopReason::kCancelled ? kInterrupted : kSuccess);
+  };
+}
+
+}  // namespace qkvshare::cli

@@ -1,0 +1,92 @@
+#include "cli/terminal.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <utility>
+
+namespace qkvshare::cli {
+namespace {
+
+// A signal handler can reach nothing else.
+std::function<void()> interrupt_call;
+
+void OnInterrupt(int) {
+  std::signal(SIGINT, SIG_DFL);
+  if (interrupt_call) interrupt_call();
+}
+
+}  // namespace
+
+int ExitCodeOf(const Status& status) {
+  switch (status.code()) {
+    case StatusCode::kOk: return kSuccess;
+    case StatusCode::kInvalidArgument: return kUsage;
+    case StatusCode::kNotFound:
+    case StatusCode::kIo: return kMissing;
+    case StatusCode::kCorrupt:
+    case StatusCode::kMismatch:
+    case StatusCode::kUnsupported:
+    case StatusCode::kNonFinite: return kRefused;
+    case StatusCode::kOutOfRange: return kTooLong;
+    case StatusCode::kCancelled: return kInterrupted;
+    case StatusCode::kInternal: return kFailure;
+  }
+  return kFailure;
+}
+
+int ReportError(const Status& status) {
+  fmt::print(stderr, "error: {}\n", status.message());
+  return ExitCodeOf(status);
+}
+
+ProgressLine::ProgressLine(std::string label) : label_(std::move(label)), enabled_(isatty(STDERR_FILENO) == 1) {}
+
+ProgressLine::~ProgressLine() { Done(); }
+
+void ProgressLine::Draw(const std::string& text) {
+  if (!enabled_) return;
+  fmt::print(stderr, "\r\033[K{}", text);
+  std::fflush(stderr);
+  drawn_ = true;
+}
+
+void ProgressLine::Update(uint64_t done, uint64_t total, const char* unit) {
+  constexpr int kWidth = 30;
+  const int filled = total == 0 ? 0 : static_cast<int>(done * kWidth / total);
+  Draw(fmt::format("{} [{:=<{}}{: <{}}] {}/{} {}", label_, "", filled, "", kWidth - filled, done, total, unit));
+}
+
+void ProgressLine::Note(const std::string& text) { Draw(label_ + text); }
+
+void ProgressLine::Done() {
+  if (drawn_) fmt::print(stderr, "\r\033[K");
+  drawn_ = false;
+}
+
+InterruptScope::InterruptScope(std::function<void()> on_interrupt) {
+  interrupt_call = std::move(on_interrupt);
+  std::signal(SIGINT, OnInterrupt);
+}
+
+InterruptScope::~InterruptScope() {
+  std::signal(SIGINT, SIG_DFL);
+  interrupt_call = nullptr;
+}
+
+std::string FormatBytes(uint64_t bytes) {
+  const auto value = static_cast<double>(bytes);
+  if (bytes < 1000) return fmt::format("{} B", bytes);
+  if (bytes < 1000 * 1000) return fmt::format("{:.1f} kB", value / 1e3);
+  if (bytes < 1000ull * 1000 * 1000) return fmt::format("{:.1f} MB", value / 1e6);
+  return fmt::format("{:.2f} GB", value / 1e9);
+}
+
+std::string FormatUs(int64_t us) {
+  const auto value = static_cast<double>(us);
+  return us < 1000 * 1000 ? fmt::format("{:.1f} ms", value / 1e3) : fmt::format("{:.2f} s", value / 1e6);
+}
+
+}  // namespace qkvshare::cli

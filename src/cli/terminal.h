@@ -1,0 +1,60 @@
+// What a command says and how: errors, progress, exit codes.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "qkvshare/status.h"
+
+namespace qkvshare::cli {
+
+// Documented in README.md and in --help.
+enum ExitCode : int {
+  kSuccess = 0,
+  kFailure = 1,      // anything else
+  kUsage = 2,        // wrong flags or input
+  kRefused = 3,      // a card, model or prompt that was read but cannot be used: corrupt, of another model, unsupported
+  kMissing = 4,      // a file is missing, or reading or writing failed
+  kTooLong = 5,      // does not fit the context or a limit
+  kInterrupted = 130,
+};
+int ExitCodeOf(const Status& status);
+
+// "error: ..." on standard error, as one line. Returns the exit code.
+int ReportError(const Status& status);
+
+// A progress line on standard error: on a terminal only, so that logs stay quiet. Erased by Done or destruction.
+class ProgressLine {
+ public:
+  explicit ProgressLine(std::string label);
+  ~ProgressLine();
+  ProgressLine(const ProgressLine&) = delete;
+  ProgressLine& operator=(const ProgressLine&) = delete;
+  void Update(uint64_t done, uint64_t total, const char* unit);
+  // One note without numbers.
+  void Note(const std::string& text);
+  void Done();
+
+ private:
+  void Draw(const std::string& text);
+  std::string label_;
+  bool enabled_;
+  bool drawn_ = false;
+};
+
+// While it lives, Ctrl-C calls `on_interrupt` (async-signal-safe) instead of ending the process; a second one ends it.
+class InterruptScope {
+ public:
+  explicit InterruptScope(std::function<void()> on_interrupt);
+  ~InterruptScope();
+  InterruptScope(const InterruptScope&) = delete;
+  InterruptScope& operator=(const InterruptScope&) = delete;
+};
+
+// "1.5 MB", "12 kB", "900 B" (decimal).
+std::string FormatBytes(uint64_t bytes);
+// "1.23 s", "45.6 ms".
+std::string FormatUs(int64_t us);
+
+}  // namespace qkvshare::cli

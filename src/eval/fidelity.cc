@@ -1,0 +1,67 @@
+#include "eval/fidelity.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+namespace qkvshare {
+namespace {
+
+double LogSumExp(std::span<const float> x) {
+  const double top = *std::max_element(x.begin(), x.end());
+  double sum = 0;
+  for (const float v : x) sum += std::exp(v - top);
+  return top + std::log(sum);
+}
+
+ptrdiff_t ArgMax(std::span<const float> x) { return std::max_element(x.begin(), x.end()) - x.begin(); }
+
+}  // namespace
+
+double KlDivergence(std::span<const float> p, std::span<const float> q) {
+  const double log_zp = LogSumExp(p);
+  const double log_zq = LogSumExp(q);
+  double kl = 0;
+  for (size_t i = 0; i < p.size(); ++i) {
+    const double log_p = p[i] - log_zp;
+    kl += std::exp(log_p) * (log_p - (q[i] - log_zq));
+  }
+  return std::max(kl, 0.0);
+}
+
+Result<LogitRows> ScoreTokens(Session* session, std::span<const int32_t> tokens, size_t piece) {
+  LogitRows rows;
+  rows.vocab = static_cast<size_t>(session->model().vocab_size());
+  rows.values.reserve(tokens.size() * rows.vocab);
+  PrefillOptions options;
+  options.logits = [&](size_t, const float* logits) { rows.values.insert(rows.values.end(), logits, logits + rows.vocab); };
+  const size_t step = piece > 0 ? piece : std::max<size_t>(tokens.size(), 1);
+  for (size_t done = 0; done < tokens.size(); done += step) {
+    QKV_RETURN_IF_ERROR(session->Prefill(tokens.subspan(done, std::min(step, tokens.size() - done)), options));
+  }
+  return rows;
+}
+
+void FidelityMeter::Add(const LogitRows& reference, const LogitRows& other) {
+  for (size_t token = 0; token < std::min(reference.tokens(), other.tokens()); ++token) {
+    kl_.push_back(KlDivergence(reference.row(token), other.row(token)));
+    if (ArgMax(reference.row(token)) == ArgMax(other.row(token))) ++agreements_;
+  }
+}
+
+Fidelity FidelityMeter::Result() const {
+  Fidelity result;
+  result.tokens = kl_.size();
+  if (kl_.empty()) return result;
+  std::vector<double> sorted = kl_;
+  std::sort(sorted.begin(), sorted.end());
+  const auto quantile = [&](double q) { return sorted[static_cast<size_t>(q * static_cast<double>(sorted.size() - 1) + 0.5)]; };
+  result.mean_kl = std::accumulate(sorted.begin(), sorted.end(), 0.0) / static_cast<double>(sorted.size());
+  result.median_kl = quantile(0.5);
+  result.p99_kl = quantile(0.99);
+  result.max_kl = sorted.back();
+  result.top1_agreement = static_cast<double>(agreements_) / static_cast<double>(kl_.size());
+  return result;
+}
+
+}  // namespace qkvshare

@@ -1,0 +1,49 @@
+// How far one set of next-token distributions is from another.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "runtime/session.h"
+#include "qkvshare/status.h"
+
+namespace qkvshare {
+
+// Over the compared tokens. KL(reference || other) of the next-token distributions, in nats.
+struct Fidelity {
+  size_t tokens = 0;
+  double mean_kl = 0, median_kl = 0, p99_kl = 0, max_kl = 0;
+  double top1_agreement = 0;  // share of tokens with the same most likely next token
+};
+
+// KL(softmax(p) || softmax(q)) of two rows of logits.
+double KlDivergence(std::span<const float> p, std::span<const float> q);
+
+// Rows of logits, one a token.
+struct LogitRows {
+  size_t vocab = 0;
+  std::vector<float> values;  // [tokens, vocab]
+
+  size_t tokens() const { return vocab == 0 ? 0 : values.size() / vocab; }
+  std::span<const float> row(size_t token) const { return std::span(values).subspan(token * vocab, vocab); }
+};
+
+// Decodes `tokens` after what the session holds (teacher forcing) and returns their logits. piece: tokens fed at once,
+// 0: as many as the session's batch takes.
+Result<LogitRows> ScoreTokens(Session* session, std::span<const int32_t> tokens, size_t piece);
+
+// Collects comparisons from several texts into one result.
+class FidelityMeter {
+ public:
+  // Both of the same tokens.
+  void Add(const LogitRows& reference, const LogitRows& other);
+  Fidelity Result() const;
+
+ private:
+  std::vector<double> kl_;
+  size_t agreements_ = 0;
+};
+
+}  // namespace qkvshare

@@ -1,0 +1,143 @@
+#include "eval/handoff.h"
+
+#include <numeric>
+
+#include "base/file.h"
+#include "base/hash.h"
+#include "base/stopwatch.h"
+#include "card/card.h"
+#include "runtime/prompt.h"
+#include "runtime/restore.h"
+
+namespace qkvshare {
+namespace {
+
+constexpr size_t kNoisePiece = 16;
+
+class HandoffMeasurement {
+ public:
+  HandoffMeasurement(Session* session, const HandoffRequest& request) : session_(*session), request_(request) {}
+
+  Result<HandoffReport> Run() {
+    QKV_ASSIGN_OR_RETURN(const Card card, Card::Open(request_.card_path));
+    QKV_RETURN_IF_ERROR(CheckCardFits(card, session_));
+    sender_tokens_.assign(card.token_ids().begin(), card.token_ids().end());
+    HandoffReport report;
+    FidelityMeter card_meter;
+    FidelityMeter noise_meter;
+    for (const std::string& question : request_.questions) {
+      QKV_ASSIGN_OR_RETURN(const std::string turn, NextUserTurn(session_.model(), question));
+      prompt_ = JoinPrompt(session_.model(), card.token_ids(), turn);
+      HandoffQuestion& result = report.questions.emplace_back();
+      result.text = question;
+      std::vector<int32_t> reference_answer;
+      for (const auto& [name, inject] : Arms()) {
+        Step(name + ": " + question);
+        QKV_ASSIGN_OR_RETURN(HandoffArm arm, RunArm(name, inject));
+        if (name == kStateArm) reference_answer = answer_;
+        result.arms.push_back(std::move(arm));
+      }
+      Step("fidelity: " + question);
+      QKV_RETURN_IF_ERROR(AddFidelity(reference_answer, &card_meter, &noise_meter));
+    }
+    report.card = card_meter.Result();
+    report.noise_floor = noise_meter.Result();
+    return report;
+  }
+
+ private:
+  // Puts the sender's context into the empty session and adds its stages.
+  using Inject = Status (HandoffMeasurement::*)(HandoffArm*);
+  static constexpr const char* kStateArm = "F16 state";
+
+  static std::vector<std::pair<std::string, Inject>> Arms() {
+    return {{"re-prefill", &HandoffMeasurement::InjectNothing},
+            {kStateArm, &HandoffMeasurement::InjectState},
+            {"card", &HandoffMeasurement::InjectCard}};
+  }
+
+  void Step(const std::string& name) {
+    if (request_.on_step) request_.on_step(name);
+  }
+
+  Status InjectNothing(HandoffArm*) { return {}; }
+
+  Status InjectState(HandoffArm* arm) {
+    Stopwatch watch;
+    QKV_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(request_.state_path));
+    // Reads every page, as opening a card does.
+    (void)Xxh3(file.bytes());
+    arm->stages.push_back({"open and verify", watch.LapUs()});
+    QKV_RETURN_IF_ERROR(session_.RestoreState(file.bytes(), sender_tokens_));
+    QKV_RETURN_IF_ERROR(session_.Truncate(prompt_.cached));
+    arm->stages.push_back({"inject", watch.LapUs()});
+    return {};
+  }
+
+  Status InjectCard(HandoffArm* arm) {
+    Stopwatch watch;
+    QKV_ASSIGN_OR_RETURN(const Card card, Card::Open(request_.card_path));
+    arm->stages.push_back({"open and verify", watch.LapUs()});
+    RestoreTimes times;
+    QKV_RETURN_IF_ERROR(RestoreCard(card, prompt_.cached, &session_, &times));
+    arm->stages.push_back({"dequantize", times.dequantize_us});
+    arm->stages.push_back({"inject", times.inject_us});
+    return {};
+  }
+
+  Result<HandoffArm> RunArm(const std::string& name, Inject inject) {
+    HandoffArm arm;
+    arm.name = name;
+    session_.Clear();
+    QKV_RETURN_IF_ERROR((this->*inject)(&arm));
+    arm.cached_tokens = session_.tokens().size();
+    arm.evaluated_tokens = prompt_.tokens.size() - arm.cached_tokens;
+    Stopwatch watch;
+    QKV_RETURN_IF_ERROR(session_.Prefill(std::span(prompt_.tokens).subspan(arm.cached_tokens), {}));
+    arm.stages.push_back({arm.cached_tokens > 0 ? "suffix prefill" : "prefill", watch.LapUs()});
+    GenerateOptions options;
+    options.sampling.temp = 0;
+    options.predict = request_.predict;
+    QKV_ASSIGN_OR_RETURN(const Generation generation, Generate(&session_, options));
+    arm.stages.push_back({"first token", generation.first_token_us});
+    arm.answer = generation.text;
+    answer_ = generation.tokens;
+    return arm;
+  }
+
+  Result<LogitRows> Score(Inject inject, const std::vector<int32_t>& tokens, size_t piece) {
+    HandoffArm ignored;
+    session_.Clear();
+    QKV_RETURN_IF_ERROR((this->*inject)(&ignored));
+    return ScoreTokens(&session_, tokens, piece);
+  }
+
+  Status AddFidelity(const std::vector<int32_t>& answer, FidelityMeter* card, FidelityMeter* noise) {
+    std::vector<int32_t> tokens(prompt_.tokens.begin() + static_cast<ptrdiff_t>(prompt_.cached), prompt_.tokens.end());
+    tokens.insert(tokens.end(), answer.begin(), answer.end());
+    QKV_ASSIGN_OR_RETURN(const LogitRows reference, Score(&HandoffMeasurement::InjectState, tokens, 0));
+    QKV_ASSIGN_OR_RETURN(const LogitRows by_card, Score(&HandoffMeasurement::InjectCard, tokens, 0));
+    card->Add(reference, by_card);
+    QKV_ASSIGN_OR_RETURN(const LogitRows in_pieces, Score(&HandoffMeasurement::InjectState, tokens, kNoisePiece));
+    noise->Add(reference, in_pieces);
+    return {};
+  }
+
+  Session& session_;
+  const HandoffRequest& request_;
+  std::vector<int32_t> sender_tokens_;
+  JoinedPrompt prompt_;
+  std::vector<int32_t> answer_;  // of the arm that ran last
+};
+
+}  // namespace
+
+int64_t HandoffArm::ttft_us() const {
+  return std::accumulate(stages.begin(), stages.end(), int64_t{0}, [](int64_t sum, const Stage& stage) { return sum + stage.us; });
+}
+
+Result<HandoffReport> MeasureHandoff(Session* session, const HandoffRequest& request) {
+  return HandoffMeasurement(session, request).Run();
+}
+
+}  // namespace qkvshare

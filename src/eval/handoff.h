@@ -1,0 +1,56 @@
+// One hand-over, measured: the receiver's time to first token and its fidelity by re-prefill, by llama.cpp's own F16 state
+// and by card, in one session of one process.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "eval/fidelity.h"
+#include "runtime/generate.h"
+#include "runtime/session.h"
+#include "qkvshare/status.h"
+
+namespace qkvshare {
+
+struct Stage {
+  std::string name;
+  int64_t us = 0;
+};
+
+// One way to get from the sender's context to the answer.
+struct HandoffArm {
+  std::string name;  // "re-prefill", "F16 state", "card"
+  std::vector<Stage> stages;
+  size_t cached_tokens = 0;
+  size_t evaluated_tokens = 0;
+  std::string answer;
+
+  int64_t ttft_us() const;
+};
+
+struct HandoffQuestion {
+  std::string text;
+  std::vector<HandoffArm> arms;
+};
+
+struct HandoffReport {
+  std::vector<HandoffQuestion> questions;
+  Fidelity card;         // against the F16 hand-over
+  Fidelity noise_floor;  // the F16 hand-over against itself, suffix in pieces of 16
+};
+
+struct HandoffRequest {
+  std::string card_path;
+  std::string state_path;              // the sender's F16 state of the same tokens
+  std::vector<std::string> questions;  // each the next user's turn
+  size_t predict = 48;
+  // Called before each step with its name. May be empty.
+  std::function<void(const std::string&)> on_step;
+};
+
+// Greedy. The fidelity is measured on each question and the F16 hand-over's answer to it.
+Result<HandoffReport> MeasureHandoff(Session* session, const HandoffRequest& request);
+
+}  // namespace qkvshare

@@ -1,0 +1,30 @@
+// What a policy knows of attention: queries of a window of tokens, as the model computed them. Plain data.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace qkvshare {
+
+// Queries of one layer, with their position (RoPE) applied.
+struct LayerQueries {
+  uint32_t heads = 0;
+  uint32_t dim = 0;
+  float scale = 0;       // of the scores: score = scale * q.k
+  float softcap = 0;     // 0, or score = softcap * tanh(score / softcap)
+  std::vector<float> q;  // [queries, heads, dim]
+};
+
+struct AttentionWindow {
+  std::vector<uint32_t> last_visible;  // [queries]: index of the last token that each query attends to
+  std::vector<LayerQueries> layers;
+
+  size_t queries() const { return last_visible.size(); }
+  bool empty() const { return last_visible.empty(); }
+};
+
+// Keeps every stride-th query, counted from the last.
+void ThinWindow(uint32_t stride, AttentionWindow* window);
+
+}  // namespace qkvshare

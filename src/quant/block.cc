@@ -1,0 +1,157 @@
+#include "quant/block.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+
+namespace qkvshare {
+namespace {
+
+using Row = std::array<float, kMaxHeadDim>;
+using TileCodes = std::array<uint8_t, kTileTokens * kMaxHeadDim>;
+
+}  // namespace
+
+BlockLayout BlockLayout::Make(Side side, size_t dim, std::span<const Level> levels, std::span<const uint32_t> level_size) {
+  BlockLayout layout;
+  layout.dim = dim;
+  size_t place = 0;
+  size_t scales = 0;
+  size_t offset = 0;
+  for (size_t i = 0; i < levels.size(); ++i) {
+    Run run;
+    run.bits = side == Side::kKeys ? levels[i].key_bits : levels[i].value_bits;
+    run.first = place;
+    run.tokens = level_size[i];
+    run.full_offset = offset;
+    run.first_scale = scales;
+    offset += TileBytes(run.full_tokens(), dim, run.bits);
+    place += run.tokens;
+    if (run.bits < 16) scales += run.tokens;
+    layout.runs.push_back(run);
+  }
+  for (Run& run : layout.runs) {
+    run.tail_offset = offset;
+    offset += TileBytes(run.tokens - run.full_tokens(), dim, run.bits);
+  }
+  layout.scales_offset = offset;
+  layout.bytes = AlignUp(offset + scales * sizeof(Half), kBlockAlignment);
+  return layout;
+}
+
+BlockCodec::BlockCodec(const Kernels& kernels, Side side, size_t dim, const ChannelProfile& profile)
+    : kernels_(kernels), side_(side), dim_(dim), rotation_block_(RotationBlock(dim)) {
+  for (const Half mean : profile.mean) mean_.push_back(HalfToFloat(mean));
+  for (const Half scale : profile.scale) {
+    scale_.push_back(HalfToFloat(scale));
+    inverse_scale_.push_back(1.0f / HalfToFloat(scale));
+  }
+}
+
+Status BlockCodec::Transform(const HeadRows& rows, size_t token, float* x) const {
+  const Half* row = rows.row(token);
+  for (size_t c = 0; c < dim_; ++c) {
+    if (!IsFiniteHalf(row[c])) {
+      return {StatusCode::kNonFinite, fmt::format("the {} of token {} hold NaN or Inf", SideName(side_), token)};
+    }
+    x[c] = HalfToFloat(row[c]);
+  }
+  for (size_t c = 0; c < mean_.size(); ++c) x[c] = (x[c] - mean_[c]) * inverse_scale_[c];
+  kernels_.rotate(x, dim_, rotation_block_);
+  return {};
+}
+
+void BlockCodec::TransformQuery(float* query) const {
+  for (size_t c = 0; c < scale_.size(); ++c) query[c] *= scale_[c];
+  kernels_.rotate(query, dim_, rotation_block_);
+}
+
+Status BlockCodec::MeasureErrors(const HeadRows& rows, int bits, float* errors) const {
+  Row x;
+  std::array<uint8_t, kMaxHeadDim> codes;
+  Half scale = 0;
+  for (size_t token = 0; token < rows.tokens; ++token) {
+    QKV_RETURN_IF_ERROR(Transform(rows, token, x.data()));
+    errors[token] = bits == 16 ? 0.0f : kernels_.quantize_row(x.data(), dim_, bits, codes.data(), &scale);
+  }
+  return {};
+}
+
+Status BlockCodec::PackTileOf(const HeadRows& rows, const BlockLayout::Run& run, const uint32_t* tokens, size_t n,
+                              uint8_t* tile, Half* scales) const {
+  Row x;
+  TileCodes codes;
+  for (size_t i = 0; i < n; ++i) {
+    QKV_RETURN_IF_ERROR(Transform(rows, tokens[i], x.data()));
+    if (run.bits == 16) {
+      std::memcpy(tile + i * dim_ * sizeof(Half), rows.row(tokens[i]), dim_ * sizeof(Half));
+    } else {
+      kernels_.quantize_row(x.data(), dim_, run.bits, codes.data() + i * dim_, scales + i);
+    }
+  }
+  if (run.bits < 16) PackTile(side_, codes.data(), n, dim_, run.bits, tile);
+  return {};
+}
+
+Status BlockCodec::Pack(const HeadRows& rows, const TokenOrder& order, const BlockLayout& layout, uint8_t* out) const {
+  size_t payload_end = layout.scales_offset;
+  for (const BlockLayout::Run& run : layout.runs) {
+    for (size_t done = 0; done < run.tokens; done += kTileTokens) {
+      const size_t n = std::min(kTileTokens, run.tokens - done);
+      uint8_t* tile = out + (n == kTileTokens ? run.full_offset + TileBytes(done, dim_, run.bits) : run.tail_offset);
+      std::array<Half, kTileTokens> scales;
+      QKV_RETURN_IF_ERROR(PackTileOf(rows, run, &order.token_at[run.first + done], n, tile, scales.data()));
+      if (run.bits == 16) continue;
+      uint8_t* stored = out + layout.scales_offset + (run.first_scale + done) * sizeof(Half);
+      std::memcpy(stored, scales.data(), n * sizeof(Half));
+      payload_end += n * sizeof(Half);
+    }
+  }
+  std::fill(out + payload_end, out + layout.bytes, uint8_t{0});
+  return {};
+}
+
+Status BlockCodec::UnpackTileOf(const uint8_t* tile, const BlockLayout::Run& run, const uint32_t* tokens, size_t n,
+                                const uint8_t* scales, size_t limit, Half* out, size_t stride) const {
+  const auto corrupt = [&](size_t i) {
+    return Status(StatusCode::kCorrupt, fmt::format("the packed {} of token {} are not finite", SideName(side_), tokens[i]));
+  };
+  TileCodes codes;
+  if (run.bits < 16) UnpackTile(side_, tile, n, dim_, run.bits, codes.data());
+  for (size_t i = 0; i < n; ++i) {
+    if (tokens[i] >= limit) continue;
+    Half* row = out + tokens[i] * stride;
+    if (run.bits == 16) {
+      std::memcpy(row, tile + i * dim_ * sizeof(Half), dim_ * sizeof(Half));
+      if (!std::all_of(row, row + dim_, IsFiniteHalf)) return corrupt(i);
+      continue;
+    }
+    Row x;
+    Half scale = 0;
+    std::memcpy(&scale, scales + i * sizeof(Half), sizeof(Half));
+    if (!IsFiniteHalf(scale)) return corrupt(i);
+    kernels_.dequantize_row(codes.data() + i * dim_, dim_, run.bits, scale, x.data());
+    kernels_.rotate(x.data(), dim_, rotation_block_);
+    for (size_t c = 0; c < scale_.size(); ++c) x[c] = x[c] * scale_[c] + mean_[c];
+    for (size_t c = 0; c < dim_; ++c) row[c] = FloatToHalf(x[c]);
+  }
+  return {};
+}
+
+Status BlockCodec::Unpack(const uint8_t* block, const TokenOrder& order, const BlockLayout& layout, size_t tokens,
+                          Half* out, size_t stride) const {
+  for (const BlockLayout::Run& run : layout.runs) {
+    for (size_t done = 0; done < run.tokens; done += kTileTokens) {
+      const size_t n = std::min(kTileTokens, run.tokens - done);
+      const uint8_t* tile = block + (n == kTileTokens ? run.full_offset + TileBytes(done, dim_, run.bits) : run.tail_offset);
+      const uint8_t* scales = block + layout.scales_offset + (run.first_scale + done) * sizeof(Half);
+      QKV_RETURN_IF_ERROR(UnpackTileOf(tile, run, &order.token_at[run.first + done], n, scales, tokens, out, stride));
+    }
+  }
+  return {};
+}
+
+}  // namespace qkvshare

@@ -1,0 +1,415 @@
+#include "quant/block.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <random>
+
+namespace qkvshare {
+namespace {
+
+constexpr size_t kDims[] = {8, 64, 72, 80, 96, 128, 256};
+constexpr Half kNan = 0x7E00;
+constexpr Half kInfinity = 0x7C00;
+constexpr Half kUntouched = 0xBEEF;
+
+// Rows of one head inside wider rows, as a layer with several heads has them.
+struct Rows {
+  size_t tokens, dim, stride;
+  std::vector<Half> data;
+
+  Rows(size_t tokens_, size_t dim_) : tokens(tokens_), dim(dim_), stride(2 * dim_), data(tokens * stride, kNan) {}
+  Half* row(size_t token) { return &data[token * stride]; }
+  const Half* row(size_t token) const { return &data[token * stride]; }
+  HeadRows view() const { return {data.data(), stride, tokens, dim}; }
+};
+
+Rows Gaussian(std::mt19937* random, size_t tokens, size_t dim, float sigma = 1.0f) {
+  std::normal_distribution<float> normal(0, sigma);
+  Rows rows(tokens, dim);
+  for (size_t t = 0; t < tokens; ++t) std::generate_n(rows.row(t), dim, [&] { return FloatToHalf(normal(*random)); });
+  return rows;
+}
+
+BitPlan RandomPlan(std::mt19937* random, size_t tokens) {
+  BitPlan plan = {"random", {kLevels.begin(), kLevels.end()}, {}};
+  std::shuffle(plan.levels.begin(), plan.levels.end(), *random);
+  for (size_t i = 0; i < tokens; ++i) plan.level_of_token.push_back(static_cast<uint8_t>((*random)() % plan.levels.size()));
+  return plan;
+}
+
+struct Packed {
+  TokenOrder order;
+  BlockLayout layout;
+  std::vector<uint8_t> bytes;
+};
+
+Result<Packed> Pack(const Rows& rows, Side side, const BitPlan& plan, const ChannelProfile& profile = {}) {
+  Packed packed;
+  packed.order = OrderTokens(plan);
+  packed.layout = BlockLayout::Make(side, rows.dim, plan.levels, packed.order.level_size);
+  packed.bytes.assign(packed.layout.bytes, 0xA5);
+  QKV_RETURN_IF_ERROR(BlockCodec(ScalarKernels(), side, rows.dim, profile)
+                          .Pack(rows.view(), packed.order, packed.layout, packed.bytes.data()));
+  return packed;
+}
+
+Status Unpack(const Packed& packed, Side side, const ChannelProfile& profile, size_t tokens, Rows* out) {
+  return BlockCodec(ScalarKernels(), side, out->dim, profile)
+      .Unpack(packed.bytes.data(), packed.order, packed.layout, tokens, out->data.data(), out->stride);
+}
+
+Rows RoundTrip(const Rows& rows, Side side, const BitPlan& plan, const ChannelProfile& profile = {}) {
+  Rows out(rows.tokens, rows.dim);
+  const Result<Packed> packed = Pack(rows, side, plan, profile);
+  EXPECT_TRUE(packed) << packed.status().message();
+  if (!packed) return out;
+  const Status status = Unpack(*packed, side, profile, rows.tokens, &out);
+  EXPECT_TRUE(status.ok()) << status.message();
+  return out;
+}
+
+double RowNorm2(const Rows& a, size_t token) {
+  double sum = 0;
+  for (size_t c = 0; c < a.dim; ++c) sum += std::pow(static_cast<double>(HalfToFloat(a.row(token)[c])), 2);
+  return sum;
+}
+
+double RowDistance2(const Rows& a, const Rows& b, size_t token) {
+  double sum = 0;
+  for (size_t c = 0; c < a.dim; ++c) {
+    sum += std::pow(static_cast<double>(HalfToFloat(a.row(token)[c])) - static_cast<double>(HalfToFloat(b.row(token)[c])), 2);
+  }
+  return sum;
+}
+
+bool SameRow(const Rows& a, const Rows& b, size_t token) { return std::equal(a.row(token), a.row(token) + a.dim, b.row(token)); }
+
+// Largest relative error of a Gaussian row, far in the tail for dims of 64 and more: 8 bits: a step is the largest value
+// / 127, the error at most half of it for every channel, FP16 rounding aside. 4 bits: twice the mean error of 0.0115.
+double LargestError2(int bits, double absmax, double norm2, size_t dim) {
+  if (bits == 16) return 0;
+  if (bits == 8) return static_cast<double>(dim) * std::pow(absmax / 127 / 2 + absmax * 0x1p-11, 2) + norm2 * 0x1p-22;
+  return norm2 * (dim < 64 ? 0.08 : 0.025);
+}
+
+TEST(BlockLayoutTest, GoldenLayout) {
+  const std::vector<Level> levels = {{4, 4}, {8, 4}, {16, 16}};
+  const std::vector<uint32_t> sizes = {33, 17, 4};
+  const BlockLayout keys = BlockLayout::Make(Side::kKeys, 64, levels, sizes);
+  ASSERT_EQ(keys.runs.size(), 3u);
+  EXPECT_EQ(keys.runs[0].full_offset, 0u);
+  EXPECT_EQ(keys.runs[1].full_offset, 1024u);  // 32 tokens of 32 bytes
+  EXPECT_EQ(keys.runs[2].full_offset, 2048u);  // 16 tokens of 64 bytes
+  EXPECT_EQ(keys.runs[0].tail_offset, 2048u);  // no full tile of FP16
+  EXPECT_EQ(keys.runs[1].tail_offset, 2080u);
+  EXPECT_EQ(keys.runs[2].tail_offset, 2144u);
+  EXPECT_EQ(keys.scales_offset, 2656u);
+  EXPECT_EQ(keys.bytes, 2816u);  // 2656 + 100 of scales, aligned
+  EXPECT_EQ(keys.runs[1].first, 33u);
+  EXPECT_EQ(keys.runs[2].first, 50u);
+  EXPECT_EQ(keys.runs[1].first_scale, 33u);
+  const BlockLayout values = BlockLayout::Make(Side::kValues, 64, levels, sizes);
+  EXPECT_EQ(values.runs[1].bits, 4);
+  EXPECT_EQ(values.scales_offset, 50u * 32 + 4u * 128);
+}
+
+TEST(BlockLayoutTest, FullTilesAreAlignedAndNothingOverlapsOrIsPadded) {
+  std::mt19937 random(11);
+  for (int repeat = 0; repeat < 300; ++repeat) {
+    const size_t dim = 8 * (1 + random() % 32);
+    const Side side = repeat % 2 == 0 ? Side::kKeys : Side::kValues;
+    BitPlan plan = RandomPlan(&random, 1 + random() % 200);
+    const TokenOrder order = OrderTokens(plan);
+    const BlockLayout layout = BlockLayout::Make(side, dim, plan.levels, order.level_size);
+    size_t code_bytes = 0;
+    size_t scales = 0;
+    for (const auto& run : layout.runs) {
+      EXPECT_EQ(run.full_offset % 64, 0u);
+      code_bytes += run.tokens * dim * static_cast<size_t>(run.bits) / 8;
+      if (run.bits < 16) scales += run.tokens;
+    }
+    EXPECT_EQ(layout.scales_offset, code_bytes);
+    EXPECT_EQ(layout.bytes % 64, 0u);
+    EXPECT_LT(layout.bytes - code_bytes - 2 * scales, 64u);
+  }
+}
+
+TEST(BlockTest, BytesAfterTheScalesAreZero) {
+  std::mt19937 random(12);
+  const Rows rows = Gaussian(&random, 5, 8);
+  const Packed packed = *Pack(rows, Side::kValues, UniformPlan(5, {8, 8}, 0));
+  ASSERT_EQ(packed.bytes.size(), 64u);  // 40 bytes of codes, 10 of scales
+  EXPECT_TRUE(std::all_of(packed.bytes.begin() + 50, packed.bytes.end(), [](uint8_t b) { return b == 0; }));
+  EXPECT_TRUE(std::none_of(packed.bytes.begin(), packed.bytes.begin() + 40, [](uint8_t b) { return b == 0; }));
+}
+
+// All head sizes, both sides, 1 to 40 tokens, random levels: exact rows are equal bit for bit, others within bounds.
+TEST(BlockTest, MixedPlansRoundTrip) {
+  std::mt19937 random(13);
+  for (const size_t dim : kDims) {
+    for (const Side side : {Side::kKeys, Side::kValues}) {
+      for (size_t tokens = 1; tokens <= 40; ++tokens) {
+        const Rows rows = Gaussian(&random, tokens, dim);
+        const BitPlan plan = RandomPlan(&random, tokens);
+        const Rows out = RoundTrip(rows, side, plan);
+        for (size_t t = 0; t < tokens; ++t) {
+          const int bits = side == Side::kKeys ? plan.level(t).key_bits : plan.level(t).value_bits;
+          const double norm2 = RowNorm2(rows, t);
+          const double error2 = RowDistance2(rows, out, t);
+          if (bits == 16) {
+            ASSERT_TRUE(SameRow(rows, out, t));
+          } else {
+            // A rotated value is at most as large as its block's length.
+            ASSERT_LE(error2, LargestError2(bits, std::sqrt(norm2), norm2, dim)) << dim << ", " << bits << " bits";
+            ASSERT_GT(error2, 0.0);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(BlockTest, ExactTokensKeepEveryBit) {
+  Rows rows(20, 64);
+  for (size_t t = 0; t < rows.tokens; ++t) {
+    for (size_t c = 0; c < rows.dim; ++c) rows.row(t)[c] = static_cast<Half>((t * 64 + c) * 49 % 0x7C00 | (c % 2 << 15));
+  }
+  rows.row(3)[0] = 0x8000;  // -0
+  rows.row(3)[1] = 0x0001;  // smallest subnormal
+  rows.row(3)[2] = 0x7BFF;  // largest
+  for (const Side side : {Side::kKeys, Side::kValues}) {
+    const ChannelProfile profile = side == Side::kKeys ? MeasureKeyProfile(rows.view(), 0) : ChannelProfile{};
+    const Rows out = RoundTrip(rows, side, UniformPlan(20, kExactLevel, 0), profile);
+    for (size_t t = 0; t < rows.tokens; ++t) EXPECT_TRUE(SameRow(rows, out, t)) << t;
+  }
+}
+
+TEST(BlockTest, PartialUnpackWritesOnlyTheRowsAsked) {
+  std::mt19937 random(14);
+  const Rows rows = Gaussian(&random, 37, 64);
+  const BitPlan plan = RandomPlan(&random, 37);
+  const Packed packed = *Pack(rows, Side::kValues, plan);
+  Rows whole(37, 64);
+  ASSERT_TRUE(Unpack(packed, Side::kValues, {}, 37, &whole).ok());
+  for (size_t n = 0; n <= 37; ++n) {
+    Rows out(37, 64);
+    std::fill(out.data.begin(), out.data.end(), kUntouched);
+    ASSERT_TRUE(Unpack(packed, Side::kValues, {}, n, &out).ok());
+    for (size_t t = 0; t < 37; ++t) {
+      if (t < n) {
+        EXPECT_TRUE(SameRow(out, whole, t)) << n << ": " << t;
+      } else {
+        EXPECT_TRUE(std::all_of(out.row(t), out.row(t) + 64, [](Half h) { return h == kUntouched; })) << n << ": " << t;
+      }
+      // The other head's half of the row.
+      EXPECT_TRUE(std::all_of(out.row(t) + 64, out.row(t) + 128, [](Half h) { return h == kUntouched; })) << n << ": " << t;
+    }
+  }
+}
+
+TEST(BlockTest, ZeroRowsStayZero) {
+  Rows rows(18, 80);
+  std::fill(rows.data.begin(), rows.data.end(), Half{0});
+  for (const Level level : kLevels) {
+    for (const Side side : {Side::kKeys, Side::kValues}) {
+      const Rows out = RoundTrip(rows, side, UniformPlan(18, level, 0));
+      for (size_t t = 0; t < 18; ++t) EXPECT_TRUE(SameRow(rows, out, t)) << LevelName(level);
+    }
+  }
+}
+
+// All channels equal: the rotation puts everything into one coefficient a block. 8 bits hold it; the 4-bit levels have no
+// zero, so the other coefficients of the block come back at 1/15 of the largest: (n - 1) / 4 of squared levels against
+// 7.5^2, a relative squared error of (n - 1) / (224 + n) after the fit.
+TEST(BlockTest, ConstantRows) {
+  for (const size_t dim : kDims) {
+    Rows rows(3, dim);
+    std::fill_n(rows.row(0), dim, FloatToHalf(1.5f));
+    std::fill_n(rows.row(1), dim, FloatToHalf(-20.0f));
+    std::fill_n(rows.row(2), dim, Half{0x7BFF});  // the largest FP16 value in all channels
+    const Rows eight = RoundTrip(rows, Side::kValues, UniformPlan(3, {8, 8}, 0));
+    const Rows four = RoundTrip(rows, Side::kValues, UniformPlan(3, {4, 4}, 0));
+    const auto block = static_cast<double>(RotationBlock(dim));
+    for (size_t t = 0; t < 3; ++t) {
+      // FP16 rounding of the scale and of the value.
+      EXPECT_LE(std::sqrt(RowDistance2(rows, eight, t) / RowNorm2(rows, t)), 2 * 0x1p-11) << dim;
+      EXPECT_LE(RowDistance2(rows, four, t) / RowNorm2(rows, t), (block - 1) / (224 + block) * 1.01) << dim;
+      EXPECT_TRUE(std::all_of(four.row(t), four.row(t) + dim, IsFiniteHalf)) << dim;
+    }
+  }
+}
+
+TEST(BlockTest, SubnormalRows) {
+  Rows rows(2, 64);
+  for (size_t c = 0; c < 64; ++c) rows.row(0)[c] = static_cast<Half>(c * 16 | (c % 3 == 0 ? 0x8000 : 0));
+  std::fill_n(rows.row(1), 64, Half{1});
+  const Rows out = RoundTrip(rows, Side::kValues, UniformPlan(2, {8, 8}, 0));
+  for (size_t t = 0; t < 2; ++t) {
+    // Scales are multiples of 2^-24 here: an error of 2^-25 in the scale for codes up to 127, and half a step.
+    EXPECT_LE(std::sqrt(RowDistance2(rows, out, t) / 64), 128 * 0x1p-25);
+  }
+}
+
+// An outlier channel in values: after the rotation every coefficient has about its magnitude, which 4 bits hold well.
+TEST(BlockTest, OneOutlierIsSpreadByTheRotation) {
+  std::mt19937 random(15);
+  Rows rows = Gaussian(&random, 16, 128, 0.1f);
+  for (size_t t = 0; t < 16; ++t) rows.row(t)[77] = FloatToHalf(100.0f);
+  const Rows out = RoundTrip(rows, Side::kValues, UniformPlan(16, {4, 4}, 0));
+  for (size_t t = 0; t < 16; ++t) EXPECT_LE(RowDistance2(rows, out, t) / RowNorm2(rows, t), 0.001);
+}
+
+// Keys of the Qwen2 family: some channels have a huge constant bias. With the profile 4 bits lose no more of what the
+// channel says (k - mean) than without a bias; FP16 itself holds 100 to 1/32 only.
+TEST(BlockTest, KeysWithALargeBiasSurviveFourBits) {
+  std::mt19937 random(16);
+  for (const size_t dim : {64u, 72u, 128u}) {
+    Rows rows = Gaussian(&random, 300, dim);
+    for (size_t t = 0; t < rows.tokens; ++t) {
+      for (size_t c = 0; c < dim; c += 7) {
+        rows.row(t)[c] = FloatToHalf(HalfToFloat(rows.row(t)[c]) + (c % 2 == 0 ? 100.0f : -100.0f));
+      }
+    }
+    const auto relative_error = [&](const ChannelProfile& profile) {
+      const Rows out = RoundTrip(rows, Side::kKeys, UniformPlan(rows.tokens, {4, 4}, 0), profile);
+      double error = 0;
+      for (size_t t = 0; t < rows.tokens; ++t) error += RowDistance2(rows, out, t);
+      return std::sqrt(error / static_cast<double>(rows.tokens * dim));  // spread around the mean is 1
+    };
+    // 0.107 is the best uniform quantizer's; the channels' scales differ a little and values over 64 have 1/32 rounding.
+    EXPECT_LE(relative_error(MeasureKeyProfile(rows.view(), 4)), 0.12) << dim;
+    EXPECT_GT(relative_error({}), 1.0) << dim;
+  }
+}
+
+TEST(BlockTest, ProfileIsMeanAndRootOfTheLargestDistance) {
+  Rows rows(6, 8);
+  for (size_t t = 0; t < 6; ++t) {
+    for (size_t c = 0; c < 8; ++c) {
+      // The first two tokens are left out; of the others the mean is c and the largest distance (c + 1)^2.
+      const auto spread = static_cast<float>((c + 1) * (c + 1));
+      const float x = t < 2 ? 1000.0f : static_cast<float>(c) + (t % 2 == 0 ? spread : -spread);
+      rows.row(t)[c] = FloatToHalf(c == 7 ? 5.0f : x);
+    }
+  }
+  const ChannelProfile profile = MeasureKeyProfile(rows.view(), 2);
+  ASSERT_EQ(profile.mean.size(), 8u);
+  for (size_t c = 0; c < 7; ++c) {
+    EXPECT_EQ(HalfToFloat(profile.mean[c]), static_cast<float>(c));
+    EXPECT_EQ(HalfToFloat(profile.scale[c]), static_cast<float>(c + 1));
+  }
+  EXPECT_EQ(HalfToFloat(profile.mean[7]), 5.0f);
+  EXPECT_GT(HalfToFloat(profile.scale[7]), 0.0f);  // a constant channel must not divide by zero
+  EXPECT_TRUE(MeasureKeyProfile(rows.view(), 6).empty());
+}
+
+// What the fused kernel does: the transformed query times the codes. Differences between scores are those of the keys.
+TEST(BlockTest, TransformedQueriesKeepScoreDifferences) {
+  std::mt19937 random(17);
+  for (const size_t dim : kDims) {
+    Rows rows = Gaussian(&random, 16, dim);
+    for (size_t t = 0; t < 16; ++t) rows.row(t)[1] = FloatToHalf(HalfToFloat(rows.row(t)[1]) + 50.0f);
+    const ChannelProfile profile = MeasureKeyProfile(rows.view(), 0);
+    const Packed packed = *Pack(rows, Side::kKeys, UniformPlan(16, {8, 8}, 0), profile);
+    std::vector<uint8_t> codes(16 * dim);
+    UnpackTile(Side::kKeys, packed.bytes.data(), 16, dim, 8, codes.data());
+    std::normal_distribution<float> normal(0, 1);
+    std::vector<float> query(dim);
+    std::generate(query.begin(), query.end(), [&] { return normal(random); });
+    std::vector<float> transformed = query;
+    BlockCodec(ScalarKernels(), Side::kKeys, dim, profile).TransformQuery(transformed.data());
+    double length = 0;
+    std::vector<double> packed_score(16), true_score(16);
+    for (size_t t = 0; t < 16; ++t) {
+      Half scale = 0;
+      std::memcpy(&scale, packed.bytes.data() + packed.layout.scales_offset + t * sizeof scale, sizeof scale);
+      for (size_t c = 0; c < dim; ++c) {
+        const double level = (codes[t * dim + c] - 128.0) * static_cast<double>(HalfToFloat(scale));
+        packed_score[t] += static_cast<double>(transformed[c]) * level;
+        true_score[t] += static_cast<double>(query[c]) * static_cast<double>(HalfToFloat(rows.row(t)[c]));
+        length = std::max(length, std::fabs(level));
+      }
+    }
+    // Independent errors of half a step, uniform: |q| * step / sqrt(12), at six sigma, for two keys.
+    double q2 = 0;
+    for (const float q : transformed) q2 += static_cast<double>(q) * static_cast<double>(q);
+    const double tolerance = 6 * std::sqrt(2.0) * std::sqrt(q2) * length / 127 / std::sqrt(12.0);
+    for (size_t t = 1; t < 16; ++t) {
+      EXPECT_NEAR(packed_score[t] - packed_score[0], true_score[t] - true_score[0], tolerance) << dim;
+    }
+  }
+}
+
+TEST(BlockTest, MeasuredErrorsAreThoseOfTheRoundTrip) {
+  std::mt19937 random(18);
+  const Rows rows = Gaussian(&random, 20, 96);
+  const BlockCodec codec(ScalarKernels(), Side::kValues, 96, {});
+  for (const Level level : {Level{4, 4}, Level{8, 8}, kExactLevel}) {
+    std::vector<float> errors(20, -1.0f);
+    ASSERT_TRUE(codec.MeasureErrors(rows.view(), level.value_bits, errors.data()).ok());
+    const Rows out = RoundTrip(rows, Side::kValues, UniformPlan(20, level, 0));
+    for (size_t t = 0; t < 20; ++t) {
+      const double actual = RowDistance2(rows, out, t);
+      // The rotation keeps lengths; unpacked rows are rounded to FP16 once more, 2^-11 of each value, which adds to the
+      // length of the error at most this much.
+      const double rounding = std::sqrt(RowNorm2(rows, t)) * 0x1p-11;
+      EXPECT_NEAR(std::sqrt(errors[t]), std::sqrt(actual), rounding) << LevelName(level);
+      EXPECT_EQ(errors[t] == 0.0f, level == kExactLevel);
+    }
+  }
+}
+
+TEST(BlockTest, NonFiniteRowsAreRefusedAndNamed) {
+  std::mt19937 random(19);
+  for (const Half bad : {kNan, kInfinity, static_cast<Half>(kInfinity | 0x8000), Half{0x7C01}}) {
+    for (const Side side : {Side::kKeys, Side::kValues}) {
+      for (const Level level : kLevels) {
+        Rows rows = Gaussian(&random, 20, 64);
+        rows.row(17)[63] = bad;
+        const Status status = Pack(rows, side, UniformPlan(20, level, 0)).status();
+        EXPECT_EQ(status.code(), StatusCode::kNonFinite);
+        EXPECT_NE(status.message().find(std::string(SideName(side)) + " of token 17"), std::string::npos)
+            << status.message();
+        std::vector<float> errors(20);
+        const BlockCodec codec(ScalarKernels(), side, 64, {});
+        EXPECT_EQ(codec.MeasureErrors(rows.view(), level.key_bits, errors.data()).code(), StatusCode::kNonFinite);
+      }
+    }
+  }
+}
+
+TEST(BlockTest, NonFiniteScalesAndExactRowsAreRefusedOnUnpack) {
+  std::mt19937 random(20);
+  const Rows rows = Gaussian(&random, 20, 64);
+  const auto spoil = [&](Level level, size_t at, Half bad) {
+    Packed packed = *Pack(rows, Side::kKeys, UniformPlan(20, level, 0));
+    std::memcpy(packed.bytes.data() + (level == kExactLevel ? 0 : packed.layout.scales_offset) + at * sizeof bad, &bad, sizeof bad);
+    Rows out(20, 64);
+    return Unpack(packed, Side::kKeys, {}, 20, &out);
+  };
+  for (const Half bad : {kNan, kInfinity}) {
+    for (const Level level : {Level{4, 4}, Level{8, 8}}) {
+      const Status status = spoil(level, 18, bad);
+      EXPECT_EQ(status.code(), StatusCode::kCorrupt);
+      EXPECT_NE(status.message().find("keys of token 18"), std::string::npos) << status.message();
+    }
+    EXPECT_EQ(spoil(kExactLevel, 18 * 64 + 5, bad).code(), StatusCode::kCorrupt);
+  }
+  EXPECT_TRUE(spoil({8, 8}, 18, 0x7BFF).ok());  // the largest scale saturates, but is finite
+}
+
+TEST(BlockTest, PackingIsDeterministic) {
+  std::mt19937 random(21);
+  const Rows rows = Gaussian(&random, 50, 128);
+  const BitPlan plan = RandomPlan(&random, 50);
+  const ChannelProfile profile = MeasureKeyProfile(rows.view(), 4);
+  EXPECT_EQ(Pack(rows, Side::kKeys, plan, profile)->bytes, Pack(rows, Side::kKeys, plan, profile)->bytes);
+}
+
+}  // namespace
+}  // namespace qkvshare

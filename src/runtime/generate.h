@@ -1,0 +1,47 @@
+// Generation through llama.cpp's samplers.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "runtime/session.h"
+#include "qkvshare/status.h"
+
+namespace qkvshare {
+
+// Names and defaults as llama.cpp's. temp <= 0: greedy.
+struct SamplingOptions {
+  float temp = 0.8f;
+  int32_t top_k = 40;
+  float top_p = 0.95f;
+  float min_p = 0.05f;
+  uint32_t seed = 0xFFFFFFFFu;  // random
+};
+
+struct GenerateOptions {
+  SamplingOptions sampling;
+  size_t predict = 128;  // -n: tokens at most
+  // Called with the text of each token as it comes. May be empty.
+  std::function<void(const std::string&)> on_text;
+};
+
+enum class StopReason { kEndToken, kLength, kContext, kCancelled };
+// "end", "length", "context", "cancelled".
+const char* StopReasonName(StopReason reason);
+
+struct Generation {
+  std::vector<int32_t> tokens;  // sampled, without the end token
+  std::string text;
+  StopReason stop = StopReason::kLength;
+  int64_t first_token_us = 0;  // sampling the first token
+  int64_t total_us = 0;
+};
+
+// Continues after the session's last token, which must have been decoded (its logits are there). A sampled token is
+// decoded only when another is wanted: afterwards the session holds all tokens but the last one sampled. Cancelling is
+// no error: what has been sampled is returned.
+Result<Generation> Generate(Session* session, const GenerateOptions& options);
+
+}  // namespace qkvshare

@@ -1,0 +1,166 @@
+#include "runtime/model.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <new>
+
+#include "chat.h"
+#include "llama.h"
+#include "runtime/backend.h"
+#include "runtime/fingerprint.h"
+
+namespace qkvshare {
+namespace {
+
+// Why a card cannot hold this model's cache; empty where it can.
+std::string Obstacle(const llama_model* model) {
+  if (llama_model_is_recurrent(model)) return "it is recurrent: its state is not a row a token";
+  if (llama_model_is_hybrid(model)) return "it is a hybrid with recurrent layers: their state is not a row a token";
+  if (llama_model_is_diffusion(model)) return "it is a diffusion model";
+  if (llama_model_has_encoder(model)) return "it has an encoder";
+  if (llama_model_n_swa(model) > 0) {
+    return fmt::format("it attends through a sliding window of {} tokens, and its cache forgets the rest", llama_model_n_swa(model));
+  }
+  const enum llama_rope_type rope = llama_model_rope_type(model);
+  if (rope == LLAMA_ROPE_TYPE_MROPE || rope == LLAMA_ROPE_TYPE_IMROPE || rope == LLAMA_ROPE_TYPE_VISION) {
+    return "its positions have several axes";
+  }
+  return "";
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Model>> Model::Load(const std::string& path, const ModelOptions& options) {
+  InitBackend();
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error)) {
+    return Status(StatusCode::kNotFound, "no model file at " + path + "; see `qkvshare models list` for models by name");
+  }
+  llama_model_params params = llama_model_default_params();
+  params.n_gpu_layers = options.gpu_layers;
+  bool cancelled = false;
+  struct Progress {
+    const std::function<bool(float)>* call;
+    bool* cancelled;
+  } progress{&options.progress, &cancelled};
+  if (options.progress) {
+    params.progress_callback_user_data = &progress;
+    params.progress_callback = [](float done, void* data) {
+      auto* p = static_cast<Progress*>(data);
+      *p->cancelled = !(*p->call)(done);
+      return !*p->cancelled;
+    };
+  }
+  std::unique_ptr<Model> model(new Model());
+  try {
+    model->model_ = llama_model_load_from_file(path.c_str(), params);
+    if (cancelled) return Status(StatusCode::kCancelled, "loading was cancelled");
+    if (model->model_ == nullptr) return Status(StatusCode::kInvalidArgument, "cannot load the model " + path + LlamaErrorSuffix());
+    if (const std::string obstacle = Obstacle(model->model_); !obstacle.empty()) {
+      return Status(StatusCode::kUnsupported, fmt::format("{} cannot be handed over yet: {}", path, obstacle));
+    }
+    model->templates_ = {common_chat_templates_init(model->model_, "").release(), common_chat_templates_free};
+  } catch (const std::exception& e) {
+    return Status(StatusCode::kInvalidArgument, fmt::format("cannot load the model {}: {}", path, e.what()));
+  }
+  QKV_ASSIGN_OR_RETURN(model->fingerprint_, FingerprintModel(path));
+  return model;
+}
+
+Model::~Model() {
+  templates_.reset();
+  if (model_ != nullptr) llama_model_free(model_);
+}
+
+const llama_vocab* Model::vocab() const { return llama_model_get_vocab(model_); }
+
+std::vector<int32_t> Model::Tokenize(const std::string& text, bool add_special) const {
+  std::vector<int32_t> tokens(text.size() + 4);
+  const auto call = [&] {
+    return llama_tokenize(vocab(), text.data(), static_cast<int32_t>(text.size()), tokens.data(), static_cast<int32_t>(tokens.size()),
+                          add_special, /*parse_special=*/true);
+  };
+  int32_t count = call();
+  if (count < 0 && count != INT32_MIN) {
+    tokens.resize(static_cast<size_t>(-count));
+    count = call();
+  }
+  tokens.resize(static_cast<size_t>(std::max(count, 0)));
+  // Text that writes BOS out itself must not get a second one.
+  const llama_token bos = llama_vocab_bos(vocab());
+  if (add_special && llama_vocab_get_add_bos(vocab()) && tokens.size() > 1 && tokens[0] == bos && tokens[1] == bos) {
+    tokens.erase(tokens.begin());
+  }
+  return tokens;
+}
+
+std::string Model::Detokenize(const std::vector<int32_t>& tokens) const {
+  size_t first = 0;
+  if (!tokens.empty() && llama_vocab_get_add_bos(vocab()) && tokens[0] == llama_vocab_bos(vocab())) first = 1;
+  const int32_t count = static_cast<int32_t>(tokens.size() - first);
+  std::string text(tokens.size() * 8 + 16, '\0');
+  const auto call = [&] {
+    return llama_detokenize(vocab(), tokens.data() + first, count, text.data(), static_cast<int32_t>(text.size()),
+                            /*remove_special=*/false, /*unparse_special=*/true);
+  };
+  int32_t bytes = call();
+  if (bytes < 0) {
+    text.resize(static_cast<size_t>(-bytes));
+    bytes = call();
+  }
+  text.resize(static_cast<size_t>(std::max(bytes, 0)));
+  return text;
+}
+
+std::string Model::Piece(int32_t token) const {
+  std::string piece(64, '\0');
+  const auto call = [&] { return llama_token_to_piece(vocab(), token, piece.data(), static_cast<int32_t>(piece.size()), 0, false); };
+  int32_t bytes = call();
+  if (bytes < 0) {
+    piece.resize(static_cast<size_t>(-bytes));
+    bytes = call();
+  }
+  piece.resize(static_cast<size_t>(std::max(bytes, 0)));
+  return piece;
+}
+
+bool Model::IsEndOfGeneration(int32_t token) const { return llama_vocab_is_eog(vocab(), token); }
+
+Result<std::string> Model::ApplyChatTemplate(const std::vector<ChatMessage>& messages, bool add_generation_prompt) const {
+  try {
+    common_chat_templates_inputs inputs;
+    for (const ChatMessage& message : messages) {
+      common_chat_msg& out = inputs.messages.emplace_back();
+      out.role = message.role;
+      out.content = message.content;
+    }
+    inputs.add_generation_prompt = add_generation_prompt;
+    inputs.use_jinja = true;
+    // The tokenizer adds BOS itself: the template's own is taken off.
+    inputs.add_bos = llama_vocab_get_add_bos(vocab());
+    inputs.add_eos = llama_vocab_get_add_eos(vocab());
+    return common_chat_templates_apply(templates_.get(), inputs).prompt;
+  } catch (const std::exception& e) {
+    return Status(StatusCode::kUnsupported, fmt::format("the model's chat template refuses these messages: {}", e.what()));
+  }
+}
+
+int32_t Model::vocab_size() const { return llama_vocab_n_tokens(vocab()); }
+
+uint32_t Model::training_context() const { return static_cast<uint32_t>(llama_model_n_ctx_train(model_)); }
+
+std::string Model::Meta(const char* key) const {
+  const int32_t bytes = llama_model_meta_val_str(model_, key, nullptr, 0);
+  if (bytes < 0) return "";
+  std::string value(static_cast<size_t>(bytes) + 1, '\0');
+  llama_model_meta_val_str(model_, key, value.data(), value.size());
+  value.resize(static_cast<size_t>(bytes));
+  return value;
+}
+
+std::string Model::name() const { return Meta("general.name"); }
+
+std::string Model::architecture() const { return Meta("general.architecture"); }
+
+}  // namespace qkvshare

@@ -1,0 +1,72 @@
+// A loaded GGUF: tokenizer, chat template, identity. No context: that is runtime/session.h.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/hash.h"
+#include "qkvshare/status.h"
+
+struct llama_model;
+struct llama_vocab;
+struct common_chat_templates;
+
+namespace qkvshare {
+
+struct ModelOptions {
+  int gpu_layers = 0;  // -ngl: layers on a GPU, where llama.cpp was built for one
+  // Loading in [0, 1]; returns false to cancel. May be empty.
+  std::function<bool(float)> progress;
+};
+
+struct ChatMessage {
+  std::string role;
+  std::string content;
+};
+
+// Thread-safe after loading.
+class Model {
+ public:
+  // kNotFound, kIo, kUnsupported (recurrent, hybrid, sliding-window, encoder and multi-axis RoPE models: their cache is
+  // more than one row a token), kCancelled.
+  static Result<std::unique_ptr<Model>> Load(const std::string& path, const ModelOptions& options);
+  ~Model();
+  Model(const Model&) = delete;
+  Model& operator=(const Model&) = delete;
+
+  // Token ids of text as llama.cpp makes them for a prompt: special tokens in the text are recognized, and BOS is added
+  // where the model wants it, once. add_special: false for text that follows other text.
+  std::vector<int32_t> Tokenize(const std::string& text, bool add_special) const;
+  // The text that these tokens came from; a leading BOS that Tokenize would add again is left out. Special tokens are
+  // written out.
+  std::string Detokenize(const std::vector<int32_t>& tokens) const;
+  // Bytes of one token as generated text: control tokens are empty.
+  std::string Piece(int32_t token) const;
+  bool IsEndOfGeneration(int32_t token) const;
+
+  // The messages by the model's own chat template, with the start of the assistant's turn if add_generation_prompt.
+  // kUnsupported where the template refuses them.
+  Result<std::string> ApplyChatTemplate(const std::vector<ChatMessage>& messages, bool add_generation_prompt) const;
+
+  int32_t vocab_size() const;
+  uint32_t training_context() const;
+  std::string name() const;
+  std::string architecture() const;
+  // Architecture, hyper-parameters, tokenizer and weights: never the file's name.
+  const Digest& fingerprint() const { return fingerprint_; }
+  llama_model* handle() const { return model_; }
+  const llama_vocab* vocab() const;
+
+ private:
+  Model() = default;
+  std::string Meta(const char* key) const;
+
+  llama_model* model_ = nullptr;
+  std::unique_ptr<common_chat_templates, void (*)(common_chat_templates*)> templates_{nullptr, nullptr};
+  Digest fingerprint_{};
+};
+
+}  // namespace qkvshare

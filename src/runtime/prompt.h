@@ -1,0 +1,37 @@
+// Joining a card with the text that follows it: which tokens the whole prompt has, and how many the card covers.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runtime/model.h"
+#include "qkvshare/status.h"
+
+namespace qkvshare {
+
+struct JoinedPrompt {
+  std::vector<int32_t> tokens;  // of the whole prompt
+  size_t cached = 0;            // first tokens to take from the card; at least one token is left to decode
+  // How the seam was made: "whole" (a whole prompt was given), "joined" (card and text tokenized as one text) or
+  // "appended" (the card's text does not tokenize to the card's tokens, as with generated text: kept as they are).
+  std::string seam;
+};
+
+// The prompt is given whole; the card may cover any prefix of it. cached is 0 where they differ from the first token on.
+JoinedPrompt MatchPrompt(std::span<const int32_t> card_tokens, std::vector<int32_t> prompt_tokens);
+
+// The prompt is the card's text and then `text`, tokenized as one text: a word, an emoji or a character that is cut at the
+// seam becomes the tokens that the whole text has. An empty text is allowed.
+JoinedPrompt JoinPrompt(const Model& model, std::span<const int32_t> card_tokens, const std::string& text);
+
+// The text of a user's turn and of the start of the assistant's, by the model's chat template, as it follows a
+// conversation.
+Result<std::string> NextUserTurn(const Model& model, const std::string& text);
+
+// kInvalidArgument with the offset of the first byte that is not UTF-8 (a character cut off at the end included):
+// a tokenizer would replace it silently.
+Status CheckUtf8(const std::string& text);
+
+}  // namespace qkvshare

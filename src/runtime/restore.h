@@ -1,0 +1,25 @@
+// Restore: a card's tokens into a session's cache, by dequantizing (the paper's injection path).
+#pragma once
+
+#include <cstdint>
+
+#include "card/card.h"
+#include "runtime/session.h"
+#include "qkvshare/status.h"
+
+namespace qkvshare {
+
+struct RestoreTimes {
+  int64_t dequantize_us = 0;
+  int64_t inject_us = 0;  // llama_state_seq_set_data
+};
+
+// Whether the card was made by this model, used in this way. kMismatch names what differs: model, RoPE or shapes.
+Status CheckCardFits(const Card& card, const Session& session);
+
+// Replaces the session's sequence by the card's first `tokens` tokens. All checks, dequantizing included, come before
+// anything is changed. kMismatch, kOutOfRange (context too short: needed and available), kUnsupported (positions that do
+// not count from 0), kCorrupt.
+Status RestoreCard(const Card& card, size_t tokens, Session* session, RestoreTimes* times);
+
+}  // namespace qkvshare

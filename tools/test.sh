@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Runs the tests of a built preset. Usage: tools/test.sh PRESET [CTEST_ARGUMENT...]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+preset=$1
+shift
+export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_stack_use_after_return=1:strict_string_checks=1:check_initialization_order=1}
+export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
+export LSAN_OPTIONS=${LSAN_OPTIONS:-print_suppressions=0}
+export TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1:second_deadlock_stack=1:suppressions=$PWD/tools/tsan.supp}
+exec ctest --test-dir "build/$preset" --output-on-failure --no-tests=error -j "${QKV_JOBS:-$(nproc)}" "$@"
