@@ -1,5 +1,5 @@
-// Opens arbitrary bytes as a card: once as they are, once with their checksums and digests made right, so that mutations
-// get past them. What opens is unpacked.
+// Opens arbitrary bytes as a card: once as they are, once with their checksums and digests made right, so that
+// mutations get past them. What opens is unpacked.
 #include <cstdint>
 #include <cstdlib>
 #include <vector>

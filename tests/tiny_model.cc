@@ -105,6 +105,7 @@ class Writer {
   void AddMatrix(const std::string& name, int64_t inputs, int64_t outputs, float gain);
   void AddVector(const std::string& name, int64_t n, float mean, float deviation);
   void AddKeyBias(const std::string& name);
+  void AddLongRopeFactors();
   void AddShared();
   void AddAttention(const std::string& layer);
   void AddFeedForward(const std::string& layer);
@@ -162,6 +163,10 @@ void Writer::AddAttentionMetadata() {
   SetInt("rope.dimension_count", spec_.key_dim);
   SetFloat("rope.freq_base", spec_.rope_base);
   if (spec_.sliding_window > 0) AddWindowMetadata();
+  if (spec_.long_rope) {
+    gguf_set_val_str(gguf_.get(), Key("rope.scaling.type").c_str(), "longrope");
+    SetInt("rope.scaling.original_context_length", spec_.context / 2);
+  }
 }
 
 void Writer::AddWindowMetadata() {
@@ -216,6 +221,11 @@ void Writer::AddKeyBias(const std::string& name) {
     }
   }
   AddTensor(name, {static_cast<int64_t>(bias.size())}, [&](int64_t i) { return bias[static_cast<size_t>(i)]; });
+}
+
+void Writer::AddLongRopeFactors() {
+  AddTensor("rope_factors_short.weight", {spec_.key_dim / 2}, [](int64_t) { return 1.0F; });
+  AddTensor("rope_factors_long.weight", {spec_.key_dim / 2}, [](int64_t i) { return 1.0F + 0.1F * static_cast<float>(i); });
 }
 
 void Writer::AddShared() {
@@ -304,6 +314,7 @@ Status Writer::Write(const std::string& path) {
   }
   AddTokenizer();
   AddShared();
+  if (spec_.long_rope) AddLongRopeFactors();
   for (int i = 0; i < spec_.layers; ++i) {
     const std::string layer = "blk." + std::to_string(i) + ".";
     if (recurrent) {
@@ -334,6 +345,7 @@ Status Check(const TinyModelSpec& spec) {
     return invalid("value_dim != key_dim needs plamo3");
   }
   if (spec.sliding_window > 0 && !may_window) return invalid("a sliding window needs gemma3 or plamo3");
+  if (spec.long_rope && spec.architecture != "llama") return invalid("long_rope needs llama");
   if (spec.architecture == "qwen2" && spec.embed != spec.heads * spec.key_dim) {
     return invalid("qwen2 needs embed = heads * key_dim");
   }

@@ -33,6 +33,7 @@ struct TinyModelSpec {
   float rope_base = 10000.0F;
   float rope_base_window = 0.0F;  // of layers with a window; 0: rope_base
   int sliding_window = 0;         // tokens; gemma3 and plamo3 only: layers 0, 2, 4... have the window, the others none
+  bool long_rope = false;         // llama only: contexts over half of `context` use other frequency factors (LongRoPE)
   bool tied = true;               // the output matrix is the embedding matrix
   bool half_matrices = true;      // F16 matrices, else F32; vectors are always F32
   int context = 2048;

@@ -8,5 +8,7 @@ shift
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_stack_use_after_return=1:strict_string_checks=1:check_initialization_order=1}
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 export LSAN_OPTIONS=${LSAN_OPTIONS:-print_suppressions=0}
-export TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1:second_deadlock_stack=1:suppressions=$PWD/tools/tsan.supp}
+tsan_options=halt_on_error=1:second_deadlock_stack=1
+if [[ -e tools/tsan.supp ]]; then tsan_options+=:suppressions=$PWD/tools/tsan.supp; fi
+export TSAN_OPTIONS=${TSAN_OPTIONS:-$tsan_options}
 exec ctest --test-dir "build/$preset" --output-on-failure --no-tests=error -j "${QKV_JOBS:-$(nproc)}" "$@"

@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 ByteSpan Bytes(const std::string& text) { return {reinterpret_cast<const uint8_t*>(text.data()), text.size()}; }
 
 mode_t ModeOf(const std::string& path) {
-  struct stat info {};
+  struct stat info{};
   return stat(path.c_str(), &info) == 0 ? info.st_mode & 07777u : 0;
 }
 

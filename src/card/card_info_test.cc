@@ -6,7 +6,13 @@ namespace qkvshare {
 namespace {
 
 CardInfo Example() {
-  return {"m", "llama", "a", "uniform", "2026-01-02T03:04:05Z", "w", {{"system", "a", "", 0, 3}, {"user", "b", "ff", 3, 2}}};
+  return {"m",
+          "llama",
+          "a",
+          "uniform",
+          "2026-01-02T03:04:05Z",
+          "w",
+          {{"system", "a", "", 0, 3}, {"user", "b", "ff", 3, 2}}};
 }
 
 std::string Replace(std::string text, const std::string& from, const std::string& to) {

@@ -19,9 +19,11 @@ using card_test::Content;
 using card_test::MixedPlan;
 using card_test::SyntheticKv;
 
-std::vector<uint8_t> PackBytes(const SyntheticKv& kv, const BitPlan& plan, const CardContent& content, int threads = 1) {
+std::vector<uint8_t> PackBytes(const SyntheticKv& kv, const BitPlan& plan, const CardContent& content,
+                               int threads = 1) {
   const KvView view = kv.view();
-  const Result<PackedCard> packed = PackCard(view, plan, MeasureKeyProfiles(view, kSinkTokens, threads), content, threads);
+  const Result<PackedCard> packed =
+      PackCard(view, plan, MeasureKeyProfiles(view, kSinkTokens, threads), content, threads);
   EXPECT_TRUE(packed) << packed.status().message();
   return packed ? packed->Bytes() : std::vector<uint8_t>{};
 }
@@ -47,7 +49,8 @@ TEST(CardTest, EveryFieldComesBack) {
   content.positions.back() = 1000;  // gaps are allowed
   content.identity.first_rope = {32, 2, 1e6f, 0.25f, 1.0f, 1.5f};
   content.info.model_name = "name with \"quotes\", \\ and \xC3\xBC";
-  content.info.segments = {{"system", "a", "", 0, 4}, {"user", "b", std::string(64, 'f'), 4, 16}, {"generated", "", "", 20, 1}};
+  content.info.segments = {
+      {"system", "a", "", 0, 4}, {"user", "b", std::string(64, 'f'), 4, 16}, {"generated", "", "", 20, 1}};
   const BitPlan plan = MixedPlan(21);
   const Result<Card> card = Card::FromBytes(PackBytes(kv, plan, content));
   ASSERT_TRUE(card) << card.status().message();
@@ -101,7 +104,8 @@ TEST(CardTest, RowsComeBack) {
   for (const size_t tokens : {1u, 2u, 4u, 5u, 15u, 16u, 17u, 20u, 33u, 70u}) {
     const SyntheticKv kv(tokens, {{2, 64, 64}, {1, 128, 72}, {3, 8, 96}, {1, 80, 256}}, 3);
     for (const Level level : kLevels) {
-      const Result<Card> card = Card::FromBytes(PackBytes(kv, UniformPlan(tokens, level, kSinkTokens), Content(tokens)));
+      const Result<Card> card =
+          Card::FromBytes(PackBytes(kv, UniformPlan(tokens, level, kSinkTokens), Content(tokens)));
       ASSERT_TRUE(card) << card.status().message();
       for (size_t layer = 0; layer < kv.shapes.size(); ++layer) {
         for (const Side side : {Side::kKeys, Side::kValues}) {
@@ -144,7 +148,9 @@ TEST(CardTest, PackingIsDeterministicForAnyNumberOfThreads) {
 
 TEST(CardTest, ContentIdFollowsTheContent) {
   const SyntheticKv kv(20, {{1, 64, 64}}, 7);
-  const auto id = [&](const CardContent& content) { return Card::FromBytes(PackBytes(kv, MixedPlan(20), content))->content_id(); };
+  const auto id = [&](const CardContent& content) {
+    return Card::FromBytes(PackBytes(kv, MixedPlan(20), content))->content_id();
+  };
   CardContent other = Content(20);
   other.token_ids[5] += 1;
   EXPECT_EQ(id(Content(20)), id(Content(20)));
@@ -223,7 +229,8 @@ TEST_F(CardFileTest, DigestsOfAnotherUsersFileAreChecked) {
   checked.insert(checked.end(), table, table + static_cast<std::ptrdiff_t>(table_bytes));
   card_test::Patch(&bytes, offsetof(card_format::FileHeader, checksum), Xxh3(checked));
   const std::string path = folder_ + "/a.card";
-  std::ofstream(path, std::ios::binary).write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+  std::ofstream(path, std::ios::binary)
+      .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
   EXPECT_TRUE(Card::Open(path));
   ASSERT_EQ(chown(path.c_str(), 65534, 65534), 0);
   EXPECT_NE(Card::Open(path).status().message().find("(rule 14)"), std::string::npos);

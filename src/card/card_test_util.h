@@ -15,7 +15,8 @@ namespace qkvshare::card_test {
 
 // Gaussian rows of a few layers, with a large bias in some key channels. Owns what view() shows.
 struct SyntheticKv {
-  SyntheticKv(size_t tokens_, std::vector<LayerShape> shapes_, uint32_t seed) : tokens(tokens_), shapes(std::move(shapes_)) {
+  SyntheticKv(size_t tokens_, std::vector<LayerShape> shapes_, uint32_t seed)
+      : tokens(tokens_), shapes(std::move(shapes_)) {
     std::mt19937 random(seed);
     std::normal_distribution<float> normal(0, 1);
     for (const LayerShape& shape : shapes) {
@@ -30,7 +31,8 @@ struct SyntheticKv {
   KvView view() const {
     KvView kv;
     kv.tokens = tokens;
-    for (size_t i = 0; i < shapes.size(); ++i) kv.layers.push_back({shapes[i], rows[2 * i].data(), rows[2 * i + 1].data()});
+    for (size_t i = 0; i < shapes.size(); ++i)
+      kv.layers.push_back({shapes[i], rows[2 * i].data(), rows[2 * i + 1].data()});
     return kv;
   }
 

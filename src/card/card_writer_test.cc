@@ -103,7 +103,8 @@ TEST(CardOverheadBytesTest, IsAnUpperBound) {
   for (const size_t tokens : {1u, 4u, 5u, 17u, 100u}) {
     const SyntheticKv kv(tokens, {{2, 64, 32}, {1, 8, 128}, {3, 72, 8}}, 2);
     const KvView view = kv.view();
-    for (const BitPlan& plan : {MixedPlan(tokens), UniformPlan(tokens, {4, 4}, 4), UniformPlan(tokens, kExactLevel, 0)}) {
+    for (const BitPlan& plan :
+         {MixedPlan(tokens), UniformPlan(tokens, {4, 4}, 4), UniformPlan(tokens, kExactLevel, 0)}) {
       const PackedCard card = *PackCard(view, plan, MeasureKeyProfiles(view, kSinkTokens, 1), Content(tokens), 1);
       size_t planned = 0;
       for (size_t t = 0; t < tokens; ++t) {

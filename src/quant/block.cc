@@ -51,14 +51,18 @@ BlockCodec::BlockCodec(const Kernels& kernels, Side side, size_t dim, const Chan
   }
 }
 
-Status BlockCodec::Transform(const HeadRows& rows, size_t token, float* x) const {
+Status BlockCodec::CheckFinite(const HeadRows& rows, size_t token) const {
   const Half* row = rows.row(token);
-  for (size_t c = 0; c < dim_; ++c) {
-    if (!IsFiniteHalf(row[c])) {
-      return {StatusCode::kNonFinite, fmt::format("the {} of token {} hold NaN or Inf", SideName(side_), token)};
-    }
-    x[c] = HalfToFloat(row[c]);
-  }
+  int bad = 0;
+  for (size_t c = 0; c < dim_; ++c) bad += IsFiniteHalf(row[c]) ? 0 : 1;
+  if (bad == 0) return {};
+  return {StatusCode::kNonFinite, fmt::format("the {} of token {} hold NaN or Inf", SideName(side_), token)};
+}
+
+Status BlockCodec::Transform(const HeadRows& rows, size_t token, float* x) const {
+  QKV_RETURN_IF_ERROR(CheckFinite(rows, token));
+  const Half* row = rows.row(token);
+  for (size_t c = 0; c < dim_; ++c) x[c] = HalfToFloat(row[c]);
   for (size_t c = 0; c < mean_.size(); ++c) x[c] = (x[c] - mean_[c]) * inverse_scale_[c];
   kernels_.rotate(x, dim_, rotation_block_);
   return {};
@@ -85,10 +89,11 @@ Status BlockCodec::PackTileOf(const HeadRows& rows, const BlockLayout::Run& run,
   Row x;
   TileCodes codes;
   for (size_t i = 0; i < n; ++i) {
-    QKV_RETURN_IF_ERROR(Transform(rows, tokens[i], x.data()));
     if (run.bits == 16) {
+      QKV_RETURN_IF_ERROR(CheckFinite(rows, tokens[i]));
       std::memcpy(tile + i * dim_ * sizeof(Half), rows.row(tokens[i]), dim_ * sizeof(Half));
     } else {
+      QKV_RETURN_IF_ERROR(Transform(rows, tokens[i], x.data()));
       kernels_.quantize_row(x.data(), dim_, run.bits, codes.data() + i * dim_, scales + i);
     }
   }

@@ -67,6 +67,7 @@ class BlockCodec {
   void TransformQuery(float* query) const;
 
  private:
+  Status CheckFinite(const HeadRows& rows, size_t token) const;
   Status Transform(const HeadRows& rows, size_t token, float* x) const;
   Status PackTileOf(const HeadRows& rows, const BlockLayout::Run& run, const uint32_t* tokens, size_t n, uint8_t* tile,
                     Half* scales) const;

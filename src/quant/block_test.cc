@@ -38,7 +38,8 @@ Rows Gaussian(std::mt19937* random, size_t tokens, size_t dim, float sigma = 1.0
 BitPlan RandomPlan(std::mt19937* random, size_t tokens) {
   BitPlan plan = {"random", {kLevels.begin(), kLevels.end()}, {}};
   std::shuffle(plan.levels.begin(), plan.levels.end(), *random);
-  for (size_t i = 0; i < tokens; ++i) plan.level_of_token.push_back(static_cast<uint8_t>((*random)() % plan.levels.size()));
+  for (size_t i = 0; i < tokens; ++i)
+    plan.level_of_token.push_back(static_cast<uint8_t>((*random)() % plan.levels.size()));
   return plan;
 }
 
@@ -82,15 +83,19 @@ double RowNorm2(const Rows& a, size_t token) {
 double RowDistance2(const Rows& a, const Rows& b, size_t token) {
   double sum = 0;
   for (size_t c = 0; c < a.dim; ++c) {
-    sum += std::pow(static_cast<double>(HalfToFloat(a.row(token)[c])) - static_cast<double>(HalfToFloat(b.row(token)[c])), 2);
+    sum += std::pow(
+        static_cast<double>(HalfToFloat(a.row(token)[c])) - static_cast<double>(HalfToFloat(b.row(token)[c])), 2);
   }
   return sum;
 }
 
-bool SameRow(const Rows& a, const Rows& b, size_t token) { return std::equal(a.row(token), a.row(token) + a.dim, b.row(token)); }
+bool SameRow(const Rows& a, const Rows& b, size_t token) {
+  return std::equal(a.row(token), a.row(token) + a.dim, b.row(token));
+}
 
-// Largest relative error of a Gaussian row, far in the tail for dims of 64 and more: 8 bits: a step is the largest value
-// / 127, the error at most half of it for every channel, FP16 rounding aside. 4 bits: twice the mean error of 0.0115.
+// Largest relative error of a Gaussian row, far in the tail for dims of 64 and more: 8 bits: a step is the largest
+// value / 127, the error at most half of it for every channel, FP16 rounding aside. 4 bits: twice the mean error of
+// 0.0115.
 double LargestError2(int bits, double absmax, double norm2, size_t dim) {
   if (bits == 16) return 0;
   if (bits == 8) return static_cast<double>(dim) * std::pow(absmax / 127 / 2 + absmax * 0x1p-11, 2) + norm2 * 0x1p-22;
@@ -177,7 +182,8 @@ TEST(BlockTest, MixedPlansRoundTrip) {
 TEST(BlockTest, ExactTokensKeepEveryBit) {
   Rows rows(20, 64);
   for (size_t t = 0; t < rows.tokens; ++t) {
-    for (size_t c = 0; c < rows.dim; ++c) rows.row(t)[c] = static_cast<Half>((t * 64 + c) * 49 % 0x7C00 | (c % 2 << 15));
+    for (size_t c = 0; c < rows.dim; ++c)
+      rows.row(t)[c] = static_cast<Half>((t * 64 + c) * 49 % 0x7C00 | (c % 2 << 15));
   }
   rows.row(3)[0] = 0x8000;  // -0
   rows.row(3)[1] = 0x0001;  // smallest subnormal
@@ -207,7 +213,8 @@ TEST(BlockTest, PartialUnpackWritesOnlyTheRowsAsked) {
         EXPECT_TRUE(std::all_of(out.row(t), out.row(t) + 64, [](Half h) { return h == kUntouched; })) << n << ": " << t;
       }
       // The other head's half of the row.
-      EXPECT_TRUE(std::all_of(out.row(t) + 64, out.row(t) + 128, [](Half h) { return h == kUntouched; })) << n << ": " << t;
+      EXPECT_TRUE(std::all_of(out.row(t) + 64, out.row(t) + 128, [](Half h) { return h == kUntouched; }))
+          << n << ": " << t;
     }
   }
 }
@@ -223,9 +230,9 @@ TEST(BlockTest, ZeroRowsStayZero) {
   }
 }
 
-// All channels equal: the rotation puts everything into one coefficient a block. 8 bits hold it; the 4-bit levels have no
-// zero, so the other coefficients of the block come back at 1/15 of the largest: (n - 1) / 4 of squared levels against
-// 7.5^2, a relative squared error of (n - 1) / (224 + n) after the fit.
+// All channels equal: the rotation puts everything into one coefficient a block. 8 bits hold it; the 4-bit levels have
+// no zero, so the other coefficients of the block come back at 1/15 of the largest: (n - 1) / 4 of squared levels
+// against 7.5^2, a relative squared error of (n - 1) / (224 + n) after the fit.
 TEST(BlockTest, ConstantRows) {
   for (const size_t dim : kDims) {
     Rows rows(3, dim);
@@ -281,7 +288,8 @@ TEST(BlockTest, KeysWithALargeBiasSurviveFourBits) {
       for (size_t t = 0; t < rows.tokens; ++t) error += RowDistance2(rows, out, t);
       return std::sqrt(error / static_cast<double>(rows.tokens * dim));  // spread around the mean is 1
     };
-    // 0.107 is the best uniform quantizer's; the channels' scales differ a little and values over 64 have 1/32 rounding.
+    // 0.107 is the best uniform quantizer's; the channels' scales differ a little and values over 64 have 1/32
+    // rounding.
     EXPECT_LE(relative_error(MeasureKeyProfile(rows.view(), 4)), 0.12) << dim;
     EXPECT_GT(relative_error({}), 1.0) << dim;
   }
@@ -388,7 +396,8 @@ TEST(BlockTest, NonFiniteScalesAndExactRowsAreRefusedOnUnpack) {
   const Rows rows = Gaussian(&random, 20, 64);
   const auto spoil = [&](Level level, size_t at, Half bad) {
     Packed packed = *Pack(rows, Side::kKeys, UniformPlan(20, level, 0));
-    std::memcpy(packed.bytes.data() + (level == kExactLevel ? 0 : packed.layout.scales_offset) + at * sizeof bad, &bad, sizeof bad);
+    std::memcpy(packed.bytes.data() + (level == kExactLevel ? 0 : packed.layout.scales_offset) + at * sizeof bad, &bad,
+                sizeof bad);
     Rows out(20, 64);
     return Unpack(packed, Side::kKeys, {}, 20, &out);
   };

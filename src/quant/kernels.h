@@ -18,7 +18,7 @@ struct Kernels {
   const char* name;
 
   // Multiplies each run of `block` values of x [dim] by the orthonormal Hadamard matrix; its own inverse. block: a power
-  // of two that divides dim.
+  // of two, at least 4, that divides dim.
   void (*rotate)(float* x, size_t dim, size_t block);
 
   // Quantizes x [dim] (finite, dim a multiple of 8) to `bits` in {4, 8}: codes [dim], one a byte, and one scale.

@@ -50,7 +50,7 @@ JoinedPrompt JoinPrompt(const Model& model, std::span<const int32_t> card_tokens
   const std::vector<int32_t> card(card_tokens.begin(), card_tokens.end());
   JoinedPrompt joined = MatchPrompt(card_tokens, model.Tokenize(model.Detokenize(card) + text, /*add_special=*/true));
   joined.seam = "joined";
-  if (joined.cached + kSeamTokens >= std::min(card.size(), joined.tokens.size())) return joined;
+  if (joined.cached + kSeamTokens >= card.size()) return joined;
   std::vector<int32_t> tokens = card;
   const std::vector<int32_t> more = model.Tokenize(text, /*add_special=*/false);
   tokens.insert(tokens.end(), more.begin(), more.end());
