@@ -1,4 +1,4 @@
-#include "tiny_model.h"
+#include "tests/tiny_model.h"
 
 #include <ggml.h>
 #include <gguf.h>

@@ -1,5 +1,5 @@
 // The models of tiny_model.h load in llama.cpp, decode with flash attention, and have the properties promised there.
-#include "tiny_model.h"
+#include "tests/tiny_model.h"
 
 #include <gtest/gtest.h>
 #include <llama.h>

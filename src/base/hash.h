@@ -22,6 +22,8 @@ class Blake2bHasher {
   ~Blake2bHasher();
   Blake2bHasher(Blake2bHasher&&) noexcept;
   Blake2bHasher& operator=(Blake2bHasher&&) noexcept;
+  Blake2bHasher(const Blake2bHasher&) = delete;
+  Blake2bHasher& operator=(const Blake2bHasher&) = delete;
 
   void Update(ByteSpan bytes);
   // Adds the length first, so that neighbouring strings cannot run together.
@@ -44,6 +46,8 @@ class Sha256Hasher {
  public:
   Sha256Hasher();
   ~Sha256Hasher();
+  Sha256Hasher(const Sha256Hasher&) = delete;
+  Sha256Hasher& operator=(const Sha256Hasher&) = delete;
   void Update(ByteSpan bytes);
   Digest Finish();
 

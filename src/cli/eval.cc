@@ -4,6 +4,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/file.h"
 #include "card/card.h"
 #include "cli/commands.h"
 #include "cli/options.h"
@@ -16,6 +17,7 @@ namespace {
 struct EvalFlags {
   ModelFlags model;
   HandoffRequest request;
+  std::vector<std::string> known_answer;
   bool json = false;
 };
 
@@ -100,6 +102,10 @@ Status RunHandoff(const EvalFlags& flags) {
     const InterruptScope interrupt([&] { session->Cancel(); });
     ProgressLine line("measuring ");
     HandoffRequest request = flags.request;
+    if (!flags.known_answer.empty()) {
+      QKV_ASSIGN_OR_RETURN(const std::string answer, ReadText(flags.known_answer[1], 1 << 20));
+      request.known_answers.emplace_back(flags.known_answer[0], answer);
+    }
     request.on_step = [&](const std::string& step) { line.Note(step); };
     QKV_ASSIGN_OR_RETURN(report, MeasureHandoff(session.get(), request));
   }
@@ -123,6 +129,9 @@ Command AddEval(CLI::App* app) {
   handoff->add_option("--card", flags->request.card_path, "The sender's card")->required();
   handoff->add_option("--state", flags->request.state_path, "The sender's F16 state (pack --state-output)")->required();
   handoff->add_option("-q,--question", flags->request.questions, "The user's next turn; may be repeated")->required();
+  handoff->add_option("--known-answer", flags->known_answer, "A turn and a file with its answer, for more tokens to compare")
+      ->type_name("QUESTION FILE")
+      ->expected(2);
   handoff->add_option("-n,--predict", flags->request.predict, "Tokens of an answer at most")->capture_default_str();
   handoff->add_flag("--json", flags->json, "Report as JSON");
   return [flags] {

@@ -23,6 +23,8 @@ std::vector<std::string> Arguments(int argc, char** argv) {
       arguments.emplace_back("--gpu-layers");
     } else if (argument == "-ub") {
       arguments.emplace_back("--ubatch-size");
+    } else if (argument == "-sys") {
+      arguments.emplace_back("--system-prompt");
     } else {
       arguments.emplace_back(argument);
     }

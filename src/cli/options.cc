@@ -71,6 +71,8 @@ void PromptFlags::AddTo(CLI::App* app) {
   app->add_option("-p,--prompt", text, "The text itself");
   app->add_option("-f,--file", file, "File with the text (- for standard input)");
   app->add_option("--messages", messages_file, "JSON file with chat messages, through the model's chat template");
+  app->add_flag("--chat", chat, "The text is a user's turn, through the model's chat template");
+  app->add_option("--system-prompt", system, "With --chat: the system message, as llama.cpp's -sys");
 }
 
 Result<Prompt> ReadPrompt(const PromptFlags& flags, const Model& model, bool add_generation_prompt) {
@@ -89,6 +91,11 @@ Result<Prompt> ReadPrompt(const PromptFlags& flags, const Model& model, bool add
   QKV_RETURN_IF_ERROR(CheckUtf8(prompt.text));
   if (!flags.messages_file.empty()) {
     QKV_ASSIGN_OR_RETURN(prompt.messages, ParseMessages(prompt.text));
+  } else if (flags.chat) {
+    if (!flags.system.empty()) prompt.messages.push_back({"system", flags.system});
+    prompt.messages.push_back({"user", prompt.text});
+  }
+  if (!prompt.messages.empty()) {
     QKV_ASSIGN_OR_RETURN(prompt.text, model.ApplyChatTemplate(prompt.messages, add_generation_prompt));
   }
   return prompt;

@@ -29,11 +29,13 @@ struct ModelFlags {
 // The context for `tokens` tokens where -c is 0: rounded up, at most the model's training context.
 uint32_t ContextFor(const Model& model, size_t tokens);
 
-// -p, -f, --messages, or standard input.
+// -p, -f, --messages, or standard input; --chat and -sys make a conversation of the text.
 struct PromptFlags {
   std::string text;
   std::string file;
   std::string messages_file;
+  std::string system;
+  bool chat = false;
 
   void AddTo(CLI::App* app);
 };
@@ -44,9 +46,9 @@ struct Prompt {
   std::vector<ChatMessage> messages;
 };
 
-// Reads the prompt: -p, -f (- for standard input) or --messages (a JSON array of {"role", "content"}, through the model's
-// chat template, with the start of the assistant's turn if add_generation_prompt). With none of them, standard input,
-// unless it is a terminal. kInvalidArgument: more than one, no UTF-8, wrong JSON.
+// Reads the prompt: -p, -f (- for standard input) or --messages (a JSON array of {"role", "content"}). With none of them,
+// standard input, unless it is a terminal. Messages, and the text with --chat, go through the model's chat template, with
+// the start of the assistant's turn if add_generation_prompt. kInvalidArgument: more than one, no UTF-8, wrong JSON.
 Result<Prompt> ReadPrompt(const PromptFlags& flags, const Model& model, bool add_generation_prompt);
 
 }  // namespace qkvshare::cli

@@ -115,7 +115,7 @@ Command AddPack(CLI::App* app) {
   app->add_option("--bits", flags->bits, "Average bits of a key or value channel, 4 to 16 (16: exact)")->capture_default_str();
   app->add_option("--max-bytes", flags->max_bytes, "Bytes of the card at most, instead of --bits");
   app->add_option("--agent", flags->agent, "The sender's name, kept in the card")->capture_default_str();
-  app->add_flag("--generation-prompt", flags->generation_prompt, "With --messages: end with the start of the assistant's turn");
+  app->add_flag("--generation-prompt", flags->generation_prompt, "With --chat or --messages: end with the start of the assistant's turn");
   app->add_option("--state-output", flags->state_output, "Also write llama.cpp's F16 state of the same tokens, to compare with");
   app->add_flag("--json", flags->json, "Report as JSON");
   return [flags] {

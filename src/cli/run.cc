@@ -26,7 +26,6 @@ struct RunFlags {
   std::string agent = "agent";
   double bits = 4;
   GenerateOptions generate;
-  bool chat = false;
   bool whole = false;
   bool verify = false;
   bool json = false;
@@ -84,19 +83,19 @@ class Runner {
   }
 
   Status MakePrompt() {
-    QKV_ASSIGN_OR_RETURN(const Prompt prompt, ReadPrompt(flags_.prompt, *model_, /*add_generation_prompt=*/true));
-    std::string text = prompt.text;
-    if (flags_.chat && card_) {
-      QKV_ASSIGN_OR_RETURN(text, NextUserTurn(*model_, text));
-    } else if (flags_.chat) {
-      QKV_ASSIGN_OR_RETURN(text, model_->ApplyChatTemplate({{"user", text}}, /*add_generation_prompt=*/true));
-    }
-    const bool whole = flags_.whole || !prompt.messages.empty();
-    if (card_ && !whole) {
-      prompt_ = JoinPrompt(*model_, card_->token_ids(), text);
+    const bool whole = !card_ || flags_.whole || !flags_.prompt.messages_file.empty();
+    PromptFlags prompt_flags = flags_.prompt;
+    // After a card, a turn continues its conversation instead of starting one.
+    if (!whole) prompt_flags.chat = false;
+    QKV_ASSIGN_OR_RETURN(const Prompt prompt, ReadPrompt(prompt_flags, *model_, /*add_generation_prompt=*/true));
+    const std::span<const int32_t> card_tokens = card_ ? card_->token_ids() : std::span<const int32_t>();
+    if (whole) {
+      prompt_ = MatchPrompt(card_tokens, model_->Tokenize(prompt.text, /*add_special=*/true));
+    } else if (flags_.prompt.chat) {
+      QKV_ASSIGN_OR_RETURN(const std::string turn, NextUserTurn(*model_, prompt.text));
+      prompt_ = JoinPrompt(*model_, card_tokens, turn);
     } else {
-      const std::span<const int32_t> card_tokens = card_ ? card_->token_ids() : std::span<const int32_t>();
-      prompt_ = MatchPrompt(card_tokens, model_->Tokenize(text, /*add_special=*/true));
+      prompt_ = JoinPrompt(*model_, card_tokens, prompt.text);
     }
     report_.seam = prompt_.seam;
     return prompt_.tokens.empty() ? Status(StatusCode::kInvalidArgument, "the prompt is empty") : Status();
@@ -194,11 +193,11 @@ void PrintJson(const RunFlags& flags, const RunReport& report) {
 Command AddRun(CLI::App* app) {
   auto flags = std::make_shared<RunFlags>();
   app->footer("Example:\n  qkvshare run -m smollm2-135m --card report.card --chat -p 'Who wrote the report?' --temp 0\n"
-              "The prompt follows the card's text; with --whole it is the whole prompt, and the card covers what they share.");
+              "The prompt follows the card's text (--chat: as the user's next turn); with --whole or --messages it is the whole\n"
+              "prompt, and the card covers what they share.");
   flags->model.AddTo(app);
   flags->prompt.AddTo(app);
   app->add_option("--card", flags->card, "The card to continue from");
-  app->add_flag("--chat", flags->chat, "The prompt is the user's next turn, through the model's chat template");
   app->add_flag("--whole", flags->whole, "The prompt is the whole prompt, not what follows the card");
   app->add_flag("--verify", flags->verify, "Also check the card's digests (always done for other users' cards)");
   app->add_option("-o,--output", flags->output, "Without --card: write a card of prompt and generated text");

@@ -40,6 +40,12 @@ class HandoffMeasurement {
       Step("fidelity: " + question);
       QKV_RETURN_IF_ERROR(AddFidelity(reference_answer, &card_meter, &noise_meter));
     }
+    for (const auto& [question, answer] : request_.known_answers) {
+      Step("fidelity: " + question);
+      QKV_ASSIGN_OR_RETURN(const std::string turn, NextUserTurn(session_.model(), question));
+      prompt_ = JoinPrompt(session_.model(), card.token_ids(), turn);
+      QKV_RETURN_IF_ERROR(AddFidelity(session_.model().Tokenize(answer, /*add_special=*/false), &card_meter, &noise_meter));
+    }
     report.card = card_meter.Result();
     report.noise_floor = noise_meter.Result();
     return report;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "eval/fidelity.h"
@@ -46,11 +47,14 @@ struct HandoffRequest {
   std::string state_path;              // the sender's F16 state of the same tokens
   std::vector<std::string> questions;  // each the next user's turn
   size_t predict = 48;
+  // More turns with answers that are known: they count for the fidelity only.
+  std::vector<std::pair<std::string, std::string>> known_answers;
   // Called before each step with its name. May be empty.
   std::function<void(const std::string&)> on_step;
 };
 
-// Greedy. The fidelity is measured on each question and the F16 hand-over's answer to it.
+// Greedy. The fidelity is measured, teacher-forced, on each question and the F16 hand-over's answer to it, and on the
+// known answers.
 Result<HandoffReport> MeasureHandoff(Session* session, const HandoffRequest& request);
 
 }  // namespace qkvshare

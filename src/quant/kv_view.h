@@ -57,6 +57,7 @@ struct KvView {
 
 inline std::vector<LayerShape> ShapesOf(const KvView& kv) {
   std::vector<LayerShape> shapes;
+  shapes.reserve(kv.layers.size());
   for (const LayerRows& rows : kv.layers) shapes.push_back(rows.shape);
   return shapes;
 }
