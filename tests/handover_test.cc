@@ -55,8 +55,9 @@ TEST_P(ExactHandoverTest, GreedyOutputIsThatOfPrefillingTheSameTokensInTheSameSp
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, ExactHandoverTest,
-                         testing::Values(Shape{"llama", 4, 2, 64, 0}, Shape{"llama", 4, 4, 72, 0}, Shape{"llama", 4, 1, 80, 0},
-                                         Shape{"qwen2", 4, 2, 96, 0}, Shape{"qwen2", 2, 1, 128, 0}, Shape{"llama", 2, 1, 256, 0},
+                         testing::Values(Shape{"llama", 4, 2, 64, 0}, Shape{"llama", 4, 4, 72, 0},
+                                         Shape{"llama", 4, 1, 80, 0}, Shape{"qwen2", 4, 2, 96, 0},
+                                         Shape{"qwen2", 2, 1, 128, 0}, Shape{"llama", 2, 1, 256, 0},
                                          Shape{"plamo3", 4, 2, 96, 64}));
 
 TEST_F(HandoverTest, FourBitsLoseLessThanLlamasOwnFourBitCacheAndEightBitsFarLess) {
@@ -188,7 +189,8 @@ TEST_F(HandoverTest, AnotherRopeBaseIsRefused) {
   const auto receiver = MakeSession(*model, options);
   const Status status = Restore(card, 40, receiver.get());
   EXPECT_EQ(status.code(), StatusCode::kMismatch);
-  EXPECT_NE(status.message().find("RoPE (base 10000, scale 1; here base 20000, scale 1)"), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find("RoPE (base 10000, scale 1; here base 20000, scale 1)"), std::string::npos)
+      << status.message();
 }
 
 TEST_F(HandoverTest, AnotherContextSizeIsAccepted) {
@@ -261,7 +263,8 @@ TEST_F(HandoverTest, LocalPolicyWidensWithinTheSameBytes) {
   EXPECT_EQ(local.info().policy, "local");
   EXPECT_NE(local.plan().level_of_token, uniform.plan().level_of_token);
   // The same budget; what differs is alignment, at most 64 bytes a block: 2 layers, 2 sides, 2 heads.
-  EXPECT_NEAR(static_cast<double>(local.payload_bytes()), static_cast<double>(uniform.payload_bytes()), 2 * 2 * 2 * 64 + 200);
+  EXPECT_NEAR(static_cast<double>(local.payload_bytes()), static_cast<double>(uniform.payload_bytes()),
+              2 * 2 * 2 * 64 + 200);
 }
 
 TEST_F(HandoverTest, MaxBytesIsALimitOfTheWholeFile) {

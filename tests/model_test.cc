@@ -83,8 +83,8 @@ class ModelMeasurement {
 void Print(const char* name, const Losses& losses) {
   for (const auto& [arm, f] : {std::pair{"noise floor", losses.floor}, std::pair{"card, 4 bits", losses.card4},
                                std::pair{"card, 8 bits", losses.card8}, std::pair{"llama.cpp Q4_0", losses.q4_0}}) {
-    std::printf("%s %-15s mean KL %.5f = %.1f times the floor, worst token %.5f, same top token %.1f%%\n", name, arm, f.mean_kl,
-                f.mean_kl / losses.floor.mean_kl, f.max_kl, 100 * f.top1_agreement);
+    std::printf("%s %-15s mean KL %.5f = %.1f times the floor, worst token %.5f, same top token %.1f%%\n", name, arm,
+                f.mean_kl, f.mean_kl / losses.floor.mean_kl, f.max_kl, 100 * f.top1_agreement);
   }
 }
 

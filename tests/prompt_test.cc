@@ -19,7 +19,8 @@ class PromptTest : public SessionTest {
     const JoinedPrompt joined = JoinPrompt(model, card, tail);
     EXPECT_EQ(joined.tokens, whole) << head << "|" << tail;
     EXPECT_EQ(joined.seam, "joined");
-    size_t common = static_cast<size_t>(std::mismatch(card.begin(), card.end(), whole.begin(), whole.end()).first - card.begin());
+    size_t common =
+        static_cast<size_t>(std::mismatch(card.begin(), card.end(), whole.begin(), whole.end()).first - card.begin());
     if (common == whole.size()) --common;
     EXPECT_EQ(joined.cached, common);
   }
@@ -31,10 +32,16 @@ TEST_F(PromptTest, CutsInsideAWordAnEmojiAndCjkText) {
     spec.add_bos = add_bos;
     const auto model = LoadTiny(spec);
     const std::vector<std::pair<std::string, std::string>> cuts = {
-        {"the cut", "ting of the string"}, {"the c", "utting"}, {"a th", "e"}, {"the ", " end"},
+        {"the cut", "ting of the string"},
+        {"the c", "utting"},
+        {"a th", "e"},
+        {"the ", " end"},
         {"family \U0001F468\u200D", "\U0001F469\u200D\U0001F467 at home"},  // inside a joined emoji
-        {"\U0001F44D", "\U0001F3FD good"},                                // before a skin tone
-        {"\u4F60\u597D", "\u4E16\u754C"}, {"\u65E5\u672C", "\u8A9E\u3067"}, {"line\n", "\nnext"}, {"text", ""}};
+        {"\U0001F44D", "\U0001F3FD good"},                                  // before a skin tone
+        {"\u4F60\u597D", "\u4E16\u754C"},
+        {"\u65E5\u672C", "\u8A9E\u3067"},
+        {"line\n", "\nnext"},
+        {"text", ""}};
     for (const auto& [head, tail] : cuts) ExpectWholePrompt(*model, head, tail);
   }
 }
@@ -124,7 +131,8 @@ TEST_F(PromptTest, NextUserTurnFollowsAConversation) {
 TEST(Utf8Test, AcceptsTextAndNamesTheFirstWrongByte) {
   EXPECT_TRUE(CheckUtf8("").ok());
   EXPECT_TRUE(CheckUtf8("a\u00E9\u4F60\U0001F600").ok());
-  for (const std::string wrong : {"abc\xF0\x9F\x98", "abc\xC0\xAF", "abc\xED\xA0\x80", "abc\xF5\x80\x80\x80", "abc\x80"}) {
+  for (const std::string wrong :
+       {"abc\xF0\x9F\x98", "abc\xC0\xAF", "abc\xED\xA0\x80", "abc\xF5\x80\x80\x80", "abc\x80"}) {
     const Status status = CheckUtf8(wrong);
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
     EXPECT_NE(status.message().find("byte 3;"), std::string::npos) << status.message();

@@ -34,8 +34,8 @@ T Take(Result<T> result) {
 class SessionTest : public testing::Test {
  protected:
   void SetUp() override {
-    folder_ = std::filesystem::temp_directory_path() /
-              ("qkv_session_" + std::to_string(getpid()) + "_" + testing::UnitTest::GetInstance()->current_test_info()->name());
+    folder_ = std::filesystem::temp_directory_path() / ("qkv_session_" + std::to_string(getpid()) + "_" +
+                                                        testing::UnitTest::GetInstance()->current_test_info()->name());
     std::filesystem::create_directories(folder_);
     if (const char* cache = std::getenv("QKV_CACHE"); cache != nullptr) cache_before_ = cache;
     setenv("QKV_CACHE", (folder_ / "cache").c_str(), 1);

@@ -22,13 +22,13 @@ constexpr int kTokenNormal = 1, kTokenControl = 3, kTokenUnused = 5;  // tokeniz
 
 // Pairs in GPT-2's alphabet, where \u0120 stands for a space; earlier pairs merge first.
 constexpr std::array<std::pair<const char*, const char*>, 44> kMerges = {{
-    {"t", "h"},        {"th", "e"},       {"i", "n"},        {"in", "g"},       {"\u0120", "the"}, {"e", "r"},
-    {"o", "n"},        {"a", "n"},        {"r", "e"},        {"\u0120", "a"},   {"\u0120", "s"},   {"\u0120", "c"},
-    {"an", "d"},       {"\u0120", "and"}, {"u", "t"},        {"\u0120c", "ut"}, {"t", "ing"},      {"o", "u"},
-    {"e", "n"},        {"i", "s"},        {"\u0120", "is"},  {"o", "r"},        {"a", "t"},        {"e", "s"},
-    {"\u0120", "w"},   {"\u0120", "o"},   {"\u0120o", "f"},  {"\u0120", "t"},   {"\u0120t", "o"},  {"\u0120", "b"},
-    {"\u0120", "p"},   {"e", "d"},        {"a", "r"},        {"\u0120", "in"},  {"i", "t"},        {"\u0120", "f"},
-    {"l", "l"},        {"\u0120", "h"},   {"\u0120", "m"},   {"i", "on"},       {"t", "er"},       {"at", "ion"},
+    {"t", "h"},        {"th", "e"},         {"i", "n"},       {"in", "g"},       {"\u0120", "the"}, {"e", "r"},
+    {"o", "n"},        {"a", "n"},          {"r", "e"},       {"\u0120", "a"},   {"\u0120", "s"},   {"\u0120", "c"},
+    {"an", "d"},       {"\u0120", "and"},   {"u", "t"},       {"\u0120c", "ut"}, {"t", "ing"},      {"o", "u"},
+    {"e", "n"},        {"i", "s"},          {"\u0120", "is"}, {"o", "r"},        {"a", "t"},        {"e", "s"},
+    {"\u0120", "w"},   {"\u0120", "o"},     {"\u0120o", "f"}, {"\u0120", "t"},   {"\u0120t", "o"},  {"\u0120", "b"},
+    {"\u0120", "p"},   {"e", "d"},          {"a", "r"},       {"\u0120", "in"},  {"i", "t"},        {"\u0120", "f"},
+    {"l", "l"},        {"\u0120", "h"},     {"\u0120", "m"},  {"i", "on"},       {"t", "er"},       {"at", "ion"},
     {"\u0120w", "at"}, {"\u0120wat", "er"},
 }};
 constexpr std::array<const char*, 3> kControlTokens = {"<|endoftext|>", "<|im_start|>", "<|im_end|>"};
@@ -181,8 +181,8 @@ void Writer::AddWindowMetadata() {
 void Writer::AddTensor(const std::string& name, std::initializer_list<int64_t> shape, const Fill& fill) {
   // llama.cpp's own converter keeps vectors and the small recurrent matrices in F32.
   const bool half = spec_.half_matrices && shape.size() == 2 && name.find(".ssm_") == std::string::npos;
-  ggml_tensor* tensor = ggml_new_tensor(ggml_.get(), half ? GGML_TYPE_F16 : GGML_TYPE_F32,
-                                        static_cast<int>(shape.size()), shape.begin());
+  ggml_tensor* tensor =
+      ggml_new_tensor(ggml_.get(), half ? GGML_TYPE_F16 : GGML_TYPE_F32, static_cast<int>(shape.size()), shape.begin());
   ggml_set_name(tensor, name.c_str());
   std::vector<float> values(static_cast<size_t>(ggml_nelements(tensor)));
   for (size_t i = 0; i < values.size(); ++i) values[i] = fill(static_cast<int64_t>(i));
@@ -225,7 +225,8 @@ void Writer::AddKeyBias(const std::string& name) {
 
 void Writer::AddLongRopeFactors() {
   AddTensor("rope_factors_short.weight", {spec_.key_dim / 2}, [](int64_t) { return 1.0F; });
-  AddTensor("rope_factors_long.weight", {spec_.key_dim / 2}, [](int64_t i) { return 1.0F + 0.1F * static_cast<float>(i); });
+  AddTensor("rope_factors_long.weight", {spec_.key_dim / 2},
+            [](int64_t i) { return 1.0F + 0.1F * static_cast<float>(i); });
 }
 
 void Writer::AddShared() {

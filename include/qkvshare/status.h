@@ -12,16 +12,16 @@ namespace qkvshare {
 // Stable numeric codes: bindings and exit codes rely on them, so they are never renumbered.
 enum class StatusCode : uint8_t {
   kOk = 0,
-  kInvalidArgument = 1,   // the caller's input is wrong
-  kNotFound = 2,          // a file or an entry does not exist
-  kIo = 3,                // reading or writing failed: disk full, permission, network
-  kCorrupt = 4,           // a checksum, digest or format rule does not hold
-  kMismatch = 5,          // a valid card that does not fit this model or session
-  kUnsupported = 6,       // valid, but this version or this model cannot do it
-  kOutOfRange = 7,        // too long, too large: the message gives needed and available
-  kCancelled = 8,         // the caller asked to stop
-  kNonFinite = 9,         // NaN or Inf where a number is needed
-  kInternal = 10,         // a bug here or in a library below
+  kInvalidArgument = 1,  // the caller's input is wrong
+  kNotFound = 2,         // a file or an entry does not exist
+  kIo = 3,               // reading or writing failed: disk full, permission, network
+  kCorrupt = 4,          // a checksum, digest or format rule does not hold
+  kMismatch = 5,         // a valid card that does not fit this model or session
+  kUnsupported = 6,      // valid, but this version or this model cannot do it
+  kOutOfRange = 7,       // too long, too large: the message gives needed and available
+  kCancelled = 8,        // the caller asked to stop
+  kNonFinite = 9,        // NaN or Inf where a number is needed
+  kInternal = 10,        // a bug here or in a library below
 };
 
 // "corrupt" and so on, for logs and JSON.
@@ -46,7 +46,7 @@ class [[nodiscard]] Status {
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}  // NOLINT(google-explicit-constructor)
+  Result(T value) : value_(std::move(value)) {}         // NOLINT(google-explicit-constructor)
   Result(Status status) : status_(std::move(status)) {  // NOLINT(google-explicit-constructor)
     assert(!status_.ok());
   }
@@ -81,8 +81,8 @@ class [[nodiscard]] Result {
 }  // namespace qkvshare
 
 // Returns from the enclosing function if `expr` (a Status) is an error.
-#define QKV_RETURN_IF_ERROR(expr)                       \
-  do {                                                  \
+#define QKV_RETURN_IF_ERROR(expr)                                                       \
+  do {                                                                                  \
     if (::qkvshare::Status qkv_status_ = (expr); !qkv_status_.ok()) return qkv_status_; \
   } while (false)
 

@@ -64,7 +64,7 @@ void SyncFolderOf(const std::string& path) {
 Result<MappedFile> MappedFile::Open(const std::string& path) {
   const FileDescriptor fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd.valid()) return ErrnoStatus("cannot open", path, errno);
-  struct stat info {};
+  struct stat info{};
   if (fstat(fd.get(), &info) != 0) return ErrnoStatus("cannot stat", path, errno);
   if (!S_ISREG(info.st_mode)) return Status(StatusCode::kInvalidArgument, path + " is not a regular file");
   MappedFile file;
@@ -115,7 +115,8 @@ Status WriteFileAtomic(const std::string& path, const std::vector<ByteSpan>& pie
   FileDescriptor file(mkostemp(temporary.data(), O_CLOEXEC));  // created with mode 0600
   if (!file.valid()) return ErrnoStatus("cannot create a file beside", path, errno);
   Status status = WriteAndSync(file, pieces, path);
-  if (status.ok() && rename(temporary.c_str(), path.c_str()) != 0) status = ErrnoStatus("cannot rename to", path, errno);
+  if (status.ok() && rename(temporary.c_str(), path.c_str()) != 0)
+    status = ErrnoStatus("cannot rename to", path, errno);
   if (!status.ok()) {
     unlink(temporary.c_str());
     return status;

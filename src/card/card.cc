@@ -85,8 +85,8 @@ Status Card::Unpack(const Kernels& kernels, size_t layer, Side side, size_t toke
   for (uint32_t head = 0; head < shape.kv_heads; ++head) {
     const ChannelProfile profile = side == Side::kKeys ? key_profile(layer, head) : ChannelProfile{};
     const BlockCodec codec(kernels, side, shape.dim(side), profile);
-    const Status status = codec.Unpack(block(layer, side, head).data(), order_, where, tokens, out + head * shape.dim(side),
-                                       shape.row_values(side));
+    const Status status = codec.Unpack(block(layer, side, head).data(), order_, where, tokens,
+                                       out + head * shape.dim(side), shape.row_values(side));
     if (!status.ok()) {
       return {status.code(), fmt::format("not a valid card (rule 90): layer {}: {}", layer, status.message())};
     }

@@ -11,18 +11,18 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "card/card_info.h"
+#include "qkvshare/status.h"
 #include "quant/bit_plan.h"
 #include "quant/block.h"
 #include "quant/kv_view.h"
-#include "qkvshare/status.h"
 
 namespace qkvshare {
 
 class Card {
  public:
   // Maps the file read-only and checks header, section table, every section's XXH3, and every field against its limits
-  // and the others; a file of another user has its digests checked too. Nothing is copied but the small sections. kNotFound, kIo, kCorrupt (the rule that is broken),
-  // kUnsupported (a version or codec of later software).
+  // and the others; a file of another user has its digests checked too. Nothing is copied but the small sections.
+  // kNotFound, kIo, kCorrupt (the rule that is broken), kUnsupported (a version or codec of later software).
   static Result<Card> Open(const std::string& path);
   // The same over bytes that the card takes, or that outlive it.
   static Result<Card> FromBytes(std::vector<uint8_t> bytes);

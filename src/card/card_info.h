@@ -22,12 +22,12 @@ struct Segment {
 };
 
 struct CardInfo {
-  std::string model_name;    // for people; identity is the fingerprint
-  std::string architecture;  // as in the GGUF
-  std::string sender;        // the agent that packed the card
-  std::string policy;        // the bit-allocation policy
-  std::string created;       // UTC, RFC 3339
-  std::string writer;        // "qkvshare 0.1.0"
+  std::string model_name;         // for people; identity is the fingerprint
+  std::string architecture;       // as in the GGUF
+  std::string sender;             // the agent that packed the card
+  std::string policy;             // the bit-allocation policy
+  std::string created;            // UTC, RFC 3339
+  std::string writer;             // "qkvshare 0.1.0"
   std::vector<Segment> segments;  // cover all tokens in order
 
   friend bool operator==(const CardInfo&, const CardInfo&) = default;

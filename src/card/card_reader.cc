@@ -56,9 +56,10 @@ class CardReader {
     if (header_.magic != kMagic) return Corrupt(2, "wrong magic; is this a CacheCard?");
     if (header_.version != kVersion) {
       return {StatusCode::kUnsupported,
-              fmt::format("card version {} is not supported (rule 3; this software reads version {}): use the software that "
-                          "wrote it or pack again",
-                          header_.version, kVersion)};
+              fmt::format(
+                  "card version {} is not supported (rule 3; this software reads version {}): use the software that "
+                  "wrote it or pack again",
+                  header_.version, kVersion)};
     }
     if (header_.header_bytes != sizeof(FileHeader)) return Corrupt(4, "wrong header size");
     if (header_.section_entry_bytes != sizeof(SectionEntry)) return Corrupt(5, "wrong section entry size");
@@ -75,7 +76,8 @@ class CardReader {
     checked.insert(checked.end(), card_.section_table_.begin(), card_.section_table_.end());
     if (Xxh3(checked) != header_.checksum) return Corrupt(8, "the header's checksum does not match");
     if (header_.file_bytes != bytes.size()) {
-      return Corrupt(9, fmt::format("the file has {} bytes, not {}: cut off or appended to", bytes.size(), header_.file_bytes));
+      return Corrupt(
+          9, fmt::format("the file has {} bytes, not {}: cut off or appended to", bytes.size(), header_.file_bytes));
     }
     card_.content_id_ = header_.content_id;
     return {};
@@ -94,7 +96,8 @@ class CardReader {
       if (entry.type != type || entry.index != (i < kSingleSections ? 0 : payload % layers_)) {
         return Corrupt(10, fmt::format("section {} is of type {}, index {}", i, entry.type, entry.index));
       }
-      if (entry.offset != AlignUp(end, kSectionAlignment)) return Corrupt(11, fmt::format("section {} is not in its place", i));
+      if (entry.offset != AlignUp(end, kSectionAlignment))
+        return Corrupt(11, fmt::format("section {} is not in its place", i));
       if (entry.offset > header_.file_bytes || entry.bytes > header_.file_bytes - entry.offset) {
         return Corrupt(11, fmt::format("section {} runs past the end of the file", i));
       }
@@ -102,7 +105,8 @@ class CardReader {
         if (card_.bytes_[at] != 0) return Corrupt(12, fmt::format("padding before section {} is not zero", i));
       }
       const ByteSpan section = card_.bytes_.subspan(entry.offset, entry.bytes);
-      if (Xxh3(section) != entry.checksum) return Corrupt(13, fmt::format("the checksum of section {} does not match", i));
+      if (Xxh3(section) != entry.checksum)
+        return Corrupt(13, fmt::format("the checksum of section {} does not match", i));
       card_.sections_.push_back(section);
       card_.section_digests_.push_back(entry.digest);
       end = entry.offset + entry.bytes;
@@ -115,14 +119,19 @@ class CardReader {
     const ByteSpan section = Section(SectionType::kGeometry);
     if (section.size() != sizeof geometry_) return Corrupt(20, "wrong size of the geometry section");
     std::memcpy(&geometry_, section.data(), sizeof geometry_);
-    if (geometry_.tokens == 0 || geometry_.tokens > kMaxTokens) return Corrupt(21, fmt::format("{} tokens", geometry_.tokens));
-    if (geometry_.layers != layers_) return Corrupt(22, fmt::format("{} layers, but sections of {}", geometry_.layers, layers_));
-    if (geometry_.levels == 0 || geometry_.levels > kMaxLevels) return Corrupt(23, fmt::format("{} levels", geometry_.levels));
-    if (geometry_.tile_tokens != kTileTokens) return Corrupt(24, fmt::format("tiles of {} tokens", geometry_.tile_tokens));
+    if (geometry_.tokens == 0 || geometry_.tokens > kMaxTokens)
+      return Corrupt(21, fmt::format("{} tokens", geometry_.tokens));
+    if (geometry_.layers != layers_)
+      return Corrupt(22, fmt::format("{} layers, but sections of {}", geometry_.layers, layers_));
+    if (geometry_.levels == 0 || geometry_.levels > kMaxLevels)
+      return Corrupt(23, fmt::format("{} levels", geometry_.levels));
+    if (geometry_.tile_tokens != kTileTokens)
+      return Corrupt(24, fmt::format("tiles of {} tokens", geometry_.tile_tokens));
     if (geometry_.exact_tokens > geometry_.tokens) return Corrupt(25, "more exact tokens than tokens");
     if (geometry_.key_codec != kRowCodec || geometry_.value_codec != kRowCodec) {
-      return {StatusCode::kUnsupported, fmt::format("card codecs {} and {} are not supported by this software (rule 26)",
-                                                    geometry_.key_codec, geometry_.value_codec)};
+      return {StatusCode::kUnsupported,
+              fmt::format("card codecs {} and {} are not supported by this software (rule 26)", geometry_.key_codec,
+                          geometry_.value_codec)};
     }
     if (geometry_.reserved != 0) return Corrupt(27, "reserved geometry bytes are not zero");
     for (const float x :
@@ -170,7 +179,8 @@ class CardReader {
       return Corrupt(43, "the first position is not the position offset");
     }
     for (size_t i = 1; i < card_.positions_.size(); ++i) {
-      if (card_.positions_[i] <= card_.positions_[i - 1]) return Corrupt(44, fmt::format("position {} does not ascend", i));
+      if (card_.positions_[i] <= card_.positions_[i - 1])
+        return Corrupt(44, fmt::format("position {} does not ascend", i));
     }
     return {};
   }
@@ -180,7 +190,8 @@ class CardReader {
     QKV_RETURN_IF_ERROR(ReadValues(SectionType::kLevels, 50, "levels", 2 * size_t{geometry_.levels}, &bits));
     for (size_t i = 0; i < bits.size(); i += 2) card_.plan_.levels.push_back({bits[i], bits[i + 1]});
     QKV_RETURN_IF_ERROR(ReadValues(SectionType::kBitMap, 51, "bit map", geometry_.tokens, &card_.plan_.level_of_token));
-    if (const Status status = ValidatePlan(card_.plan_, geometry_.tokens); !status.ok()) return Corrupt(52, status.message());
+    if (const Status status = ValidatePlan(card_.plan_, geometry_.tokens); !status.ok())
+      return Corrupt(52, status.message());
     card_.order_ = OrderTokens(card_.plan_);
     card_.average_code_bits_ = AverageCodeBits(card_.plan_, card_.shapes_);
     if (!(std::fabs(geometry_.average_code_bits - card_.average_code_bits_) < 1e-6)) {

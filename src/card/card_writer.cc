@@ -67,7 +67,8 @@ Status CheckContent(const KvView& kv, const BitPlan& plan, const KeyProfiles& pr
     return invalid(fmt::format("{} rows, {} token ids and {} positions must be equal in number", kv.tokens,
                                content.token_ids.size(), content.positions.size()));
   }
-  if (content.positions.front() < 0 || content.token_ids[0] < 0) return invalid("the first position or token id is negative");
+  if (content.positions.front() < 0 || content.token_ids[0] < 0)
+    return invalid("the first position or token id is negative");
   for (size_t i = 1; i < kv.tokens; ++i) {
     if (content.token_ids[i] < 0) return invalid(fmt::format("the id of token {} is negative", i));
     if (content.positions[i] <= content.positions[i - 1]) return invalid(fmt::format("position {} does not ascend", i));
@@ -133,8 +134,8 @@ Buffer ProfileBytes(const KeyProfiles& profiles) {
   return bytes;
 }
 
-Status PackSection(const KvView& kv, const BitPlan& plan, const TokenOrder& order, const KeyProfiles& profiles, size_t layer,
-                   Side side, Buffer* out) {
+Status PackSection(const KvView& kv, const BitPlan& plan, const TokenOrder& order, const KeyProfiles& profiles,
+                   size_t layer, Side side, Buffer* out) {
   const LayerShape& shape = kv.layers[layer].shape;
   const BlockLayout layout = BlockLayout::Make(side, shape.dim(side), plan.levels, order.level_size);
   QKV_ASSIGN_OR_RETURN(const Kernels* kernels, SelectKernels());
@@ -190,8 +191,8 @@ Buffer HeadBytes(const std::vector<Buffer>& sections, int threads) {
 
 }  // namespace
 
-Result<PackedCard> PackCard(const KvView& kv, const BitPlan& plan, const KeyProfiles& profiles, const CardContent& content,
-                            int threads) {
+Result<PackedCard> PackCard(const KvView& kv, const BitPlan& plan, const KeyProfiles& profiles,
+                            const CardContent& content, int threads) {
   QKV_RETURN_IF_ERROR(CheckContent(kv, plan, profiles, content));
   CardInfo info = content.info;
   info.policy = plan.policy;
@@ -199,10 +200,16 @@ Result<PackedCard> PackCard(const KvView& kv, const BitPlan& plan, const KeyProf
   for (const Level level : plan.levels) level_bits.insert(level_bits.end(), {level.key_bits, level.value_bits});
 
   PackedCard card;
-  card.sections_ = {GeometryBytes(kv, plan, content), LayersBytes(kv),     BytesOf(content.token_ids),
-                    BytesOf(content.positions),       level_bits,          plan.level_of_token,
-                    TextBytes(CardInfoToJson(info)),  ProfileBytes(profiles)};
-  if (card.sections_[6].size() > kMaxInfoBytes) return Status(StatusCode::kOutOfRange, "pack: names and segments are too long");
+  card.sections_ = {GeometryBytes(kv, plan, content),
+                    LayersBytes(kv),
+                    BytesOf(content.token_ids),
+                    BytesOf(content.positions),
+                    level_bits,
+                    plan.level_of_token,
+                    TextBytes(CardInfoToJson(info)),
+                    ProfileBytes(profiles)};
+  if (card.sections_[6].size() > kMaxInfoBytes)
+    return Status(StatusCode::kOutOfRange, "pack: names and segments are too long");
   card.sections_.resize(kSingleSections + 2 * kv.layers.size());
   const TokenOrder order = OrderTokens(plan);
   QKV_RETURN_IF_ERROR(ParallelFor(2 * kv.layers.size(), threads, [&](size_t i) {

@@ -7,10 +7,10 @@
 
 #include "base/bytes.h"
 #include "card/card_info.h"
+#include "qkvshare/status.h"
 #include "quant/bit_plan.h"
 #include "quant/channel_profile.h"
 #include "quant/kv_view.h"
-#include "qkvshare/status.h"
 
 namespace qkvshare {
 
@@ -43,11 +43,11 @@ class PackedCard {
 
 // Quantizes kv by the plan. kInvalidArgument where sizes do not agree, kNonFinite naming layer and token, kOutOfRange
 // past a limit of the format.
-Result<PackedCard> PackCard(const KvView& kv, const BitPlan& plan, const KeyProfiles& profiles, const CardContent& content,
-                            int threads);
+Result<PackedCard> PackCard(const KvView& kv, const BitPlan& plan, const KeyProfiles& profiles,
+                            const CardContent& content, int threads);
 
-// Bytes of a card less those that grow with the plan: what a byte budget has to set aside (at most; alignment counted in
-// full).
+// Bytes of a card less those that grow with the plan: what a byte budget has to set aside (at most; alignment counted
+// in full).
 size_t CardOverheadBytes(const KvView& kv, const CardContent& content);
 
 }  // namespace qkvshare

@@ -38,13 +38,13 @@ inline constexpr uint32_t kSingleSections = 8;
 struct FileHeader {
   std::array<char, 8> magic;
   uint32_t version;
-  uint32_t header_bytes;         // sizeof(FileHeader)
+  uint32_t header_bytes;  // sizeof(FileHeader)
   uint32_t section_count;
   uint32_t section_entry_bytes;  // sizeof(SectionEntry)
   uint64_t file_bytes;
-  Digest content_id;             // BLAKE2b-256 of the section table
+  Digest content_id;  // BLAKE2b-256 of the section table
   std::array<uint8_t, 56> reserved;
-  uint64_t checksum;             // XXH3-64 of the header's bytes before this field, then the section table
+  uint64_t checksum;  // XXH3-64 of the header's bytes before this field, then the section table
 };
 static_assert(sizeof(FileHeader) == 128 && offsetof(FileHeader, checksum) == 120);
 

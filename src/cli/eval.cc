@@ -22,8 +22,8 @@ struct EvalFlags {
 };
 
 nlohmann::json FidelityJson(const Fidelity& fidelity) {
-  return {{"tokens", fidelity.tokens},       {"mean_kl", fidelity.mean_kl}, {"median_kl", fidelity.median_kl},
-          {"p99_kl", fidelity.p99_kl},       {"max_kl", fidelity.max_kl},   {"top1_agreement", fidelity.top1_agreement}};
+  return {{"tokens", fidelity.tokens}, {"mean_kl", fidelity.mean_kl}, {"median_kl", fidelity.median_kl},
+          {"p99_kl", fidelity.p99_kl}, {"max_kl", fidelity.max_kl},   {"top1_agreement", fidelity.top1_agreement}};
 }
 
 nlohmann::json ReportJson(const Card& card, const HandoffReport& report) {
@@ -70,19 +70,21 @@ void PrintReport(const Card& card, const HandoffReport& report) {
     const HandoffArm arm = MeanArm(report, i);
     fmt::print("  {:<11} {:>9}  {:>6.1f}x ", arm.name, FormatUs(arm.ttft_us()),
                static_cast<double>(baseline_us) / static_cast<double>(arm.ttft_us()));
-    for (size_t s = 0; s < arm.stages.size(); ++s) fmt::print("{} {} {}", s == 0 ? "" : ",", arm.stages[s].name, FormatUs(arm.stages[s].us));
+    for (size_t s = 0; s < arm.stages.size(); ++s)
+      fmt::print("{} {} {}", s == 0 ? "" : ",", arm.stages[s].name, FormatUs(arm.stages[s].us));
     fmt::print("\n");
   }
   fmt::print("\nBytes for {} tokens\n", card.tokens());
   fmt::print("  F16 state   {:>9}\n", FormatBytes(card.fp16_bytes()));
-  fmt::print("  card        {:>9}  {:.2f} times smaller, {:.2f} bits a channel, {:.2f} with everything\n", FormatBytes(card.file_bytes()),
+  fmt::print("  card        {:>9}  {:.2f} times smaller, {:.2f} bits a channel, {:.2f} with everything\n",
+             FormatBytes(card.file_bytes()),
              static_cast<double>(card.fp16_bytes()) / static_cast<double>(card.file_bytes()), card.average_code_bits(),
              card.average_total_bits());
   fmt::print("\nNext-token distributions against the F16 hand-over ({} tokens)\n", report.card.tokens);
   fmt::print("              mean KL   median      p99    worst   same top token\n");
   for (const auto& [name, f] : {std::pair{"card", report.card}, std::pair{"noise floor", report.noise_floor}}) {
-    fmt::print("  {:<11} {:>8.5f} {:>8.5f} {:>8.5f} {:>8.5f}   {:.1f}%\n", name, f.mean_kl, f.median_kl, f.p99_kl, f.max_kl,
-               100 * f.top1_agreement);
+    fmt::print("  {:<11} {:>8.5f} {:>8.5f} {:>8.5f} {:>8.5f}   {:.1f}%\n", name, f.mean_kl, f.median_kl, f.p99_kl,
+               f.max_kl, 100 * f.top1_agreement);
   }
   fmt::print("  (noise floor: the F16 hand-over against itself, suffix in pieces of 16 tokens)\n");
   for (const HandoffQuestion& question : report.questions) {
@@ -122,14 +124,18 @@ Status RunHandoff(const EvalFlags& flags) {
 Command AddEval(CLI::App* app) {
   auto flags = std::make_shared<EvalFlags>();
   app->require_subcommand(1);
-  app->footer("Example:\n  qkvshare pack -f report.txt -o report.card --state-output report.state\n"
-              "  qkvshare eval handoff --card report.card --state report.state -q 'Who wrote the report?'");
-  CLI::App* handoff = app->add_subcommand("handoff", "Time to first token and fidelity of one hand-over, against its alternatives");
+  app->footer(
+      "Example:\n  qkvshare pack -f report.txt -o report.card --state-output report.state\n"
+      "  qkvshare eval handoff --card report.card --state report.state -q 'Who wrote the report?'");
+  CLI::App* handoff =
+      app->add_subcommand("handoff", "Time to first token and fidelity of one hand-over, against its alternatives");
   flags->model.AddTo(handoff);
   handoff->add_option("--card", flags->request.card_path, "The sender's card")->required();
   handoff->add_option("--state", flags->request.state_path, "The sender's F16 state (pack --state-output)")->required();
   handoff->add_option("-q,--question", flags->request.questions, "The user's next turn; may be repeated")->required();
-  handoff->add_option("--known-answer", flags->known_answer, "A turn and a file with its answer, for more tokens to compare")
+  handoff
+      ->add_option("--known-answer", flags->known_answer,
+                   "A turn and a file with its answer, for more tokens to compare")
       ->type_name("QUESTION FILE")
       ->expected(2);
   handoff->add_option("-n,--predict", flags->request.predict, "Tokens of an answer at most")->capture_default_str();

@@ -21,7 +21,8 @@ nlohmann::json InfoJson(const Card& card) {
   nlohmann::json levels = nlohmann::json::array();
   for (size_t i = 0; i < card.plan().levels.size(); ++i) {
     const Level level = card.plan().levels[i];
-    levels.push_back({{"key_bits", level.key_bits}, {"value_bits", level.value_bits}, {"tokens", card.order().level_size[i]}});
+    levels.push_back(
+        {{"key_bits", level.key_bits}, {"value_bits", level.value_bits}, {"tokens", card.order().level_size[i]}});
   }
   nlohmann::json object = nlohmann::json::parse(CardInfoToJson(card.info()));
   const RopeParams& rope = card.identity().first_rope;
@@ -50,7 +51,8 @@ void PrintInfo(const Card& card) {
   const CardInfo& info = card.info();
   const auto line = [](const char* label, const std::string& value) { fmt::print("{:<12} {}\n", label, value); };
   line("content id", ToHex(card.content_id()));
-  line("model", fmt::format("{} ({}), fingerprint {}", info.model_name, info.architecture, ToHex(card.identity().model).substr(0, 16)));
+  line("model", fmt::format("{} ({}), fingerprint {}", info.model_name, info.architecture,
+                            ToHex(card.identity().model).substr(0, 16)));
   line("shape", fmt::format("{} layers, {} KV heads, key size {}, value size {}", card.layers(), card.shape(0).kv_heads,
                             card.shape(0).key_dim, card.shape(0).value_dim));
   const RopeParams& rope = card.identity().first_rope;
@@ -59,9 +61,11 @@ void PrintInfo(const Card& card) {
   line("tokens", fmt::format("{}, from position {}", card.tokens(), card.position_offset()));
   line("sender", fmt::format("{}, hop {}, policy {}", info.sender, card.hop(), info.policy));
   line("written", fmt::format("{} by {}", info.created, info.writer));
-  line("size", fmt::format("{} ({} payload); F16: {}, {:.2f} times as much", FormatBytes(card.file_bytes()), FormatBytes(card.payload_bytes()),
-                           FormatBytes(card.fp16_bytes()), static_cast<double>(card.fp16_bytes()) / static_cast<double>(card.file_bytes())));
-  line("bits", fmt::format("{:.3f} a channel, {:.3f} with everything", card.average_code_bits(), card.average_total_bits()));
+  line("size", fmt::format("{} ({} payload); F16: {}, {:.2f} times as much", FormatBytes(card.file_bytes()),
+                           FormatBytes(card.payload_bytes()), FormatBytes(card.fp16_bytes()),
+                           static_cast<double>(card.fp16_bytes()) / static_cast<double>(card.file_bytes())));
+  line("bits",
+       fmt::format("{:.3f} a channel, {:.3f} with everything", card.average_code_bits(), card.average_total_bits()));
   fmt::print("\nlevel   tokens\n");
   for (size_t i = 0; i < card.plan().levels.size(); ++i) {
     const uint32_t tokens = card.order().level_size[i];
@@ -95,7 +99,8 @@ Status RunVerify(const InfoFlags& flags) {
     }
   }
   if (flags.json) {
-    fmt::print("{}\n", nlohmann::json{{"card", flags.card}, {"valid", true}, {"content_id", ToHex(card.content_id())}}.dump(2));
+    fmt::print("{}\n",
+               nlohmann::json{{"card", flags.card}, {"valid", true}, {"content_id", ToHex(card.content_id())}}.dump(2));
   } else {
     fmt::print("{}: valid, content id {}\n", flags.card, ToHex(card.content_id()));
   }

@@ -8,8 +8,8 @@
 
 #include "cli/commands.h"
 #include "cli/terminal.h"
-#include "quant/kernels.h"
 #include "qkvshare/version.h"
+#include "quant/kernels.h"
 
 namespace qkvshare::cli {
 namespace {
@@ -38,7 +38,8 @@ constexpr const char* kFooter =
     "Each command has an example: qkvshare COMMAND --help";
 
 int Main(int argc, char** argv) {
-  CLI::App app("Hands an agent's context to the next one as a CacheCard: the KV cache, quantized token by token.", "qkvshare");
+  CLI::App app("Hands an agent's context to the next one as a CacheCard: the KV cache, quantized token by token.",
+               "qkvshare");
   app.set_version_flag("--version", std::string("qkvshare ") + kVersionText);
   app.footer(kFooter);
   app.require_subcommand(1);

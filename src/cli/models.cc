@@ -27,8 +27,8 @@ Status List(bool json) {
                      {"bytes", model.gguf_bytes},
                      {"present", present}});
     if (!json) {
-      fmt::print("{:<20} {:>9}  {:<8} {} ({})\n", model.name, FormatBytes(model.gguf_bytes), present ? "present" : "-", model.description,
-                 model.license);
+      fmt::print("{:<20} {:>9}  {:<8} {} ({})\n", model.name, FormatBytes(model.gguf_bytes), present ? "present" : "-",
+                 model.description, model.license);
     }
   }
   if (json) fmt::print("{}\n", array.dump(2));

@@ -19,7 +19,8 @@ namespace {
 constexpr size_t kMaxPromptBytes = 64 << 20;
 
 Status InvalidMessages(const std::string& why) {
-  return {StatusCode::kInvalidArgument, "--messages: " + why + R"(; it takes a JSON array such as [{"role": "user", "content": "Hi"}])"};
+  return {StatusCode::kInvalidArgument,
+          "--messages: " + why + R"(; it takes a JSON array such as [{"role": "user", "content": "Hi"}])"};
 }
 
 Result<std::vector<ChatMessage>> ParseMessages(const std::string& text) {
@@ -28,7 +29,9 @@ Result<std::vector<ChatMessage>> ParseMessages(const std::string& text) {
   if (!array.is_array() || array.empty()) return InvalidMessages("not a JSON array of messages");
   std::vector<ChatMessage> messages;
   for (const json& entry : array) {
-    const auto has_text = [&](const char* key) { return entry.is_object() && entry.contains(key) && entry[key].is_string(); };
+    const auto has_text = [&](const char* key) {
+      return entry.is_object() && entry.contains(key) && entry[key].is_string();
+    };
     if (!has_text("role") || !has_text("content")) {
       return InvalidMessages(fmt::format("message {} has no \"role\" and \"content\" strings", messages.size() + 1));
     }
@@ -41,14 +44,17 @@ Result<std::vector<ChatMessage>> ParseMessages(const std::string& text) {
 
 void ModelFlags::AddTo(CLI::App* app) {
   app->add_option("-m,--model", model, "GGUF file, or a name from `qkvshare models list`")->capture_default_str();
-  app->add_option("--gpu-layers,--n-gpu-layers", gpu_layers, "Layers on a GPU, as llama.cpp's -ngl")->capture_default_str();
-  app->add_option("-c,--ctx-size", session.context, "Context in tokens (0: as much as needed, up to the model's)")->capture_default_str();
+  app->add_option("--gpu-layers,--n-gpu-layers", gpu_layers, "Layers on a GPU, as llama.cpp's -ngl")
+      ->capture_default_str();
+  app->add_option("-c,--ctx-size", session.context, "Context in tokens (0: as much as needed, up to the model's)")
+      ->capture_default_str();
   app->add_option("-t,--threads", session.threads, "Threads (0: one a core)")->capture_default_str();
   app->add_option("--ubatch-size", session.batch, "Tokens of one decode call, as llama.cpp's -ub")
       ->check(CLI::Range(1, 1 << 16))
       ->capture_default_str();
   app->add_option("--rope-freq-base", session.rope_freq_base, "RoPE base (0: from the model)")->capture_default_str();
-  app->add_option("--rope-freq-scale", session.rope_freq_scale, "RoPE frequency scale (0: from the model)")->capture_default_str();
+  app->add_option("--rope-freq-scale", session.rope_freq_scale, "RoPE frequency scale (0: from the model)")
+      ->capture_default_str();
 }
 
 Result<std::unique_ptr<Model>> ModelFlags::Load() const {

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "qkvshare/status.h"
 #include "runtime/model.h"
 #include "runtime/session.h"
-#include "qkvshare/status.h"
 
 namespace CLI {
 class App;
@@ -46,9 +46,10 @@ struct Prompt {
   std::vector<ChatMessage> messages;
 };
 
-// Reads the prompt: -p, -f (- for standard input) or --messages (a JSON array of {"role", "content"}). With none of them,
-// standard input, unless it is a terminal. Messages, and the text with --chat, go through the model's chat template, with
-// the start of the assistant's turn if add_generation_prompt. kInvalidArgument: more than one, no UTF-8, wrong JSON.
+// Reads the prompt: -p, -f (- for standard input) or --messages (a JSON array of {"role", "content"}). With none of
+// them, standard input, unless it is a terminal. Messages, and the text with --chat, go through the model's chat
+// template, with the start of the assistant's turn if add_generation_prompt. kInvalidArgument: more than one, no UTF-8,
+// wrong JSON.
 Result<Prompt> ReadPrompt(const PromptFlags& flags, const Model& model, bool add_generation_prompt);
 
 }  // namespace qkvshare::cli

@@ -94,11 +94,12 @@ Status RunPack(const PackFlags& flags) {
     fmt::print("{}\n", object.dump(2));
     return {};
   }
-  fmt::print("{}: {} tokens, {} (F16: {}), {:.2f} bits a channel, {:.2f} with everything, policy {}\n", flags.output, result.tokens,
-             FormatBytes(card.file_bytes()), FormatBytes(card.fp16_bytes()), card.average_code_bits(), card.average_total_bits(),
-             card.info().policy);
-  fmt::print("prefill {}, take {}, plan {}, quantize {}, write {}\n", FormatUs(result.prefill_us), FormatUs(result.times.take_us),
-             FormatUs(result.times.plan_us), FormatUs(result.times.quantize_us), FormatUs(result.write_us));
+  fmt::print("{}: {} tokens, {} (F16: {}), {:.2f} bits a channel, {:.2f} with everything, policy {}\n", flags.output,
+             result.tokens, FormatBytes(card.file_bytes()), FormatBytes(card.fp16_bytes()), card.average_code_bits(),
+             card.average_total_bits(), card.info().policy);
+  fmt::print("prefill {}, take {}, plan {}, quantize {}, write {}\n", FormatUs(result.prefill_us),
+             FormatUs(result.times.take_us), FormatUs(result.times.plan_us), FormatUs(result.times.quantize_us),
+             FormatUs(result.write_us));
   return {};
 }
 
@@ -106,17 +107,22 @@ Status RunPack(const PackFlags& flags) {
 
 Command AddPack(CLI::App* app) {
   auto flags = std::make_shared<PackFlags>();
-  app->footer("Example:\n  qkvshare pack -m smollm2-135m -f report.txt -o report.card\n"
-              "  echo 'Some text' | qkvshare pack -o text.card --policy local --bits 5");
+  app->footer(
+      "Example:\n  qkvshare pack -m smollm2-135m -f report.txt -o report.card\n"
+      "  echo 'Some text' | qkvshare pack -o text.card --policy local --bits 5");
   flags->model.AddTo(app);
   flags->prompt.AddTo(app);
   app->add_option("-o,--output", flags->output, "The card to write")->required();
-  app->add_option("--policy", flags->policy, "Bit allocation: uniform, or local (attention of the last window)")->capture_default_str();
-  app->add_option("--bits", flags->bits, "Average bits of a key or value channel, 4 to 16 (16: exact)")->capture_default_str();
+  app->add_option("--policy", flags->policy, "Bit allocation: uniform, or local (attention of the last window)")
+      ->capture_default_str();
+  app->add_option("--bits", flags->bits, "Average bits of a key or value channel, 4 to 16 (16: exact)")
+      ->capture_default_str();
   app->add_option("--max-bytes", flags->max_bytes, "Bytes of the card at most, instead of --bits");
   app->add_option("--agent", flags->agent, "The sender's name, kept in the card")->capture_default_str();
-  app->add_flag("--generation-prompt", flags->generation_prompt, "With --chat or --messages: end with the start of the assistant's turn");
-  app->add_option("--state-output", flags->state_output, "Also write llama.cpp's F16 state of the same tokens, to compare with");
+  app->add_flag("--generation-prompt", flags->generation_prompt,
+                "With --chat or --messages: end with the start of the assistant's turn");
+  app->add_option("--state-output", flags->state_output,
+                  "Also write llama.cpp's F16 state of the same tokens, to compare with");
   app->add_flag("--json", flags->json, "Report as JSON");
   return [flags] {
     const Status status = RunPack(*flags);

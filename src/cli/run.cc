@@ -38,7 +38,7 @@ struct RunReport {
   std::string seam = "whole";
   size_t cached_tokens = 0;
   size_t evaluated_tokens = 0;
-  size_t cache_rows = 0;  // tokens in the cache at the end
+  size_t cache_rows = 0;                                // tokens in the cache at the end
   std::vector<std::pair<std::string, int64_t>> stages;  // up to the first token
   Generation generation;
 };
@@ -61,7 +61,8 @@ class Runner {
  private:
   Status Prepare() {
     if (!flags_.output.empty() && !flags_.card.empty()) {
-      return {StatusCode::kUnsupported, "-o together with --card is not possible yet: what a card holds must not be quantized twice"};
+      return {StatusCode::kUnsupported,
+              "-o together with --card is not possible yet: what a card holds must not be quantized twice"};
     }
     if (!flags_.card.empty()) {
       Stopwatch watch;
@@ -76,8 +77,9 @@ class Runner {
     if (options.context == 0) options.context = ContextFor(*model_, needed);
     QKV_ASSIGN_OR_RETURN(session_, Session::Create(*model_, options));
     if (prompt_.tokens.size() > session_->context()) {
-      return {StatusCode::kOutOfRange, fmt::format("the prompt does not fit the context: {} tokens needed, {} available; use a larger -c",
-                                                   prompt_.tokens.size(), session_->context())};
+      return {StatusCode::kOutOfRange,
+              fmt::format("the prompt does not fit the context: {} tokens needed, {} available; use a larger -c",
+                          prompt_.tokens.size(), session_->context())};
     }
     return {};
   }
@@ -192,9 +194,11 @@ void PrintJson(const RunFlags& flags, const RunReport& report) {
 
 Command AddRun(CLI::App* app) {
   auto flags = std::make_shared<RunFlags>();
-  app->footer("Example:\n  qkvshare run -m smollm2-135m --card report.card --chat -p 'Who wrote the report?' --temp 0\n"
-              "The prompt follows the card's text (--chat: as the user's next turn); with --whole or --messages it is the whole\n"
-              "prompt, and the card covers what they share.");
+  app->footer(
+      "Example:\n  qkvshare run -m smollm2-135m --card report.card --chat -p 'Who wrote the report?' --temp 0\n"
+      "The prompt follows the card's text (--chat: as the user's next turn); with --whole or --messages it is the "
+      "whole\n"
+      "prompt, and the card covers what they share.");
   flags->model.AddTo(app);
   flags->prompt.AddTo(app);
   app->add_option("--card", flags->card, "The card to continue from");

@@ -12,11 +12,11 @@ namespace qkvshare::cli {
 // Documented in README.md and in --help.
 enum ExitCode : int {
   kSuccess = 0,
-  kFailure = 1,      // anything else
-  kUsage = 2,        // wrong flags or input
-  kRefused = 3,      // a card, model or prompt that was read but cannot be used: corrupt, of another model, unsupported
-  kMissing = 4,      // a file is missing, or reading or writing failed
-  kTooLong = 5,      // does not fit the context or a limit
+  kFailure = 1,  // anything else
+  kUsage = 2,    // wrong flags or input
+  kRefused = 3,  // a card, model or prompt that was read but cannot be used: corrupt, of another model, unsupported
+  kMissing = 4,  // a file is missing, or reading or writing failed
+  kTooLong = 5,  // does not fit the context or a limit
   kInterrupted = 130,
 };
 int ExitCodeOf(const Status& status);

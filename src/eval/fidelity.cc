@@ -34,7 +34,9 @@ Result<LogitRows> ScoreTokens(Session* session, std::span<const int32_t> tokens,
   rows.vocab = static_cast<size_t>(session->model().vocab_size());
   rows.values.reserve(tokens.size() * rows.vocab);
   PrefillOptions options;
-  options.logits = [&](size_t, const float* logits) { rows.values.insert(rows.values.end(), logits, logits + rows.vocab); };
+  options.logits = [&](size_t, const float* logits) {
+    rows.values.insert(rows.values.end(), logits, logits + rows.vocab);
+  };
   const size_t step = piece > 0 ? piece : std::max<size_t>(tokens.size(), 1);
   for (size_t done = 0; done < tokens.size(); done += step) {
     QKV_RETURN_IF_ERROR(session->Prefill(tokens.subspan(done, std::min(step, tokens.size() - done)), options));
@@ -55,7 +57,9 @@ Fidelity FidelityMeter::Result() const {
   if (kl_.empty()) return result;
   std::vector<double> sorted = kl_;
   std::sort(sorted.begin(), sorted.end());
-  const auto quantile = [&](double q) { return sorted[static_cast<size_t>(q * static_cast<double>(sorted.size() - 1) + 0.5)]; };
+  const auto quantile = [&](double q) {
+    return sorted[static_cast<size_t>(q * static_cast<double>(sorted.size() - 1) + 0.5)];
+  };
   result.mean_kl = std::accumulate(sorted.begin(), sorted.end(), 0.0) / static_cast<double>(sorted.size());
   result.median_kl = quantile(0.5);
   result.p99_kl = quantile(0.99);

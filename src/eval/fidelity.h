@@ -6,8 +6,8 @@
 #include <span>
 #include <vector>
 
-#include "runtime/session.h"
 #include "qkvshare/status.h"
+#include "runtime/session.h"
 
 namespace qkvshare {
 

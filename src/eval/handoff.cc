@@ -44,7 +44,8 @@ class HandoffMeasurement {
       Step("fidelity: " + question);
       QKV_ASSIGN_OR_RETURN(const std::string turn, NextUserTurn(session_.model(), question));
       prompt_ = JoinPrompt(session_.model(), card.token_ids(), turn);
-      QKV_RETURN_IF_ERROR(AddFidelity(session_.model().Tokenize(answer, /*add_special=*/false), &card_meter, &noise_meter));
+      QKV_RETURN_IF_ERROR(
+          AddFidelity(session_.model().Tokenize(answer, /*add_special=*/false), &card_meter, &noise_meter));
     }
     report.card = card_meter.Result();
     report.noise_floor = noise_meter.Result();
@@ -139,7 +140,8 @@ class HandoffMeasurement {
 }  // namespace
 
 int64_t HandoffArm::ttft_us() const {
-  return std::accumulate(stages.begin(), stages.end(), int64_t{0}, [](int64_t sum, const Stage& stage) { return sum + stage.us; });
+  return std::accumulate(stages.begin(), stages.end(), int64_t{0},
+                         [](int64_t sum, const Stage& stage) { return sum + stage.us; });
 }
 
 Result<HandoffReport> MeasureHandoff(Session* session, const HandoffRequest& request) {

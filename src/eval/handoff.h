@@ -1,5 +1,5 @@
-// One hand-over, measured: the receiver's time to first token and its fidelity by re-prefill, by llama.cpp's own F16 state
-// and by card, in one session of one process.
+// One hand-over, measured: the receiver's time to first token and its fidelity by re-prefill, by llama.cpp's own F16
+// state and by card, in one session of one process.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "eval/fidelity.h"
+#include "qkvshare/status.h"
 #include "runtime/generate.h"
 #include "runtime/session.h"
-#include "qkvshare/status.h"
 
 namespace qkvshare {
 

@@ -48,12 +48,13 @@ class Allocator {
   }
 
   double Cost(size_t token, size_t level) const {
-    return costs_.keys[WidthIndex(kLevels[level].key_bits)][token] + costs_.values[WidthIndex(kLevels[level].value_bits)][token];
+    return costs_.keys[WidthIndex(kLevels[level].key_bits)][token] +
+           costs_.values[WidthIndex(kLevels[level].value_bits)][token];
   }
   size_t Bytes(size_t level) const { return bytes_[level]; }
 
-  // The next corner of the hull after `level`: the level with the best gain a byte among those that fit in `room`. False
-  // where there is none.
+  // The next corner of the hull after `level`: the level with the best gain a byte among those that fit in `room`.
+  // False where there is none.
   bool NextStep(uint32_t token, size_t level, size_t room, Step* step) const {
     bool found = false;
     for (size_t to = level + 1; to < kLevelCount; ++to) {
@@ -93,7 +94,8 @@ BitPlan PlanOf(const std::vector<uint8_t>& level_of_token, const std::string& po
 size_t TokenBytes(std::span<const LayerShape> shapes, Level level) {
   size_t bytes = 0;
   for (const LayerShape& shape : shapes) {
-    for (const auto& [side, bits] : {std::pair{Side::kKeys, level.key_bits}, std::pair{Side::kValues, level.value_bits}}) {
+    for (const auto& [side, bits] :
+         {std::pair{Side::kKeys, level.key_bits}, std::pair{Side::kValues, level.value_bits}}) {
       bytes += shape.row_values(side) * bits / 8 + (bits < 16 ? shape.kv_heads * sizeof(Half) : 0);
     }
   }
@@ -117,8 +119,8 @@ size_t BudgetForBits(double code_bits, size_t tokens, size_t exact_tokens, std::
   return exact * exact_bytes + static_cast<size_t>(std::floor(token_bytes * static_cast<double>(tokens - exact)));
 }
 
-Result<BitPlan> Allocate(const TokenCosts& costs, std::span<const LayerShape> shapes, size_t budget_bytes, size_t exact_tokens,
-                         const std::string& policy) {
+Result<BitPlan> Allocate(const TokenCosts& costs, std::span<const LayerShape> shapes, size_t budget_bytes,
+                         size_t exact_tokens, const std::string& policy) {
   const Allocator allocator(costs, shapes);
   const size_t tokens = costs.keys[0].size();
   const size_t exact = std::min(exact_tokens, tokens);
@@ -126,9 +128,10 @@ Result<BitPlan> Allocate(const TokenCosts& costs, std::span<const LayerShape> sh
   std::fill_n(level_of_token.begin(), exact, static_cast<uint8_t>(kLevelCount - 1));
   const size_t needed = exact * allocator.Bytes(kLevelCount - 1) + (tokens - exact) * allocator.Bytes(0);
   if (needed > budget_bytes) {
-    return Status(StatusCode::kOutOfRange, fmt::format("the byte budget is too small: {} tokens need at least {} bytes of codes and "
-                                                       "scales, but {} are available",
-                                                       tokens, needed, budget_bytes));
+    return Status(StatusCode::kOutOfRange,
+                  fmt::format("the byte budget is too small: {} tokens need at least {} bytes of codes and "
+                              "scales, but {} are available",
+                              tokens, needed, budget_bytes));
   }
   size_t room = budget_bytes - needed;
   const std::vector<uint32_t> ranks = SpreadRanks(tokens);

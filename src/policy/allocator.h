@@ -6,9 +6,9 @@
 #include <string>
 
 #include "policy/token_costs.h"
+#include "qkvshare/status.h"
 #include "quant/bit_plan.h"
 #include "quant/kv_view.h"
-#include "qkvshare/status.h"
 
 namespace qkvshare {
 
@@ -24,9 +24,9 @@ size_t BudgetForBits(double code_bits, size_t tokens, size_t exact_tokens, std::
 
 // Starts every token at the narrowest level, the first `exact_tokens` exact, and widens where the expected error falls
 // most a byte, along the lower convex hull of each token's levels, until no step fits. The plan takes at most
-// budget_bytes and leaves less than its cheapest further step. kOutOfRange where the narrowest plan does not fit (needed
-// and available). Equal gains are served in an order that spreads them evenly over the tokens.
-Result<BitPlan> Allocate(const TokenCosts& costs, std::span<const LayerShape> shapes, size_t budget_bytes, size_t exact_tokens,
-                         const std::string& policy);
+// budget_bytes and leaves less than its cheapest further step. kOutOfRange where the narrowest plan does not fit
+// (needed and available). Equal gains are served in an order that spreads them evenly over the tokens.
+Result<BitPlan> Allocate(const TokenCosts& costs, std::span<const LayerShape> shapes, size_t budget_bytes,
+                         size_t exact_tokens, const std::string& policy);
 
 }  // namespace qkvshare

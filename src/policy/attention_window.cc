@@ -13,7 +13,8 @@ void ThinWindow(uint32_t stride, AttentionWindow* window) {
     window->last_visible[kept] = window->last_visible[from];
     for (LayerQueries& layer : window->layers) {
       const size_t row = size_t{layer.heads} * layer.dim;
-      std::copy_n(layer.q.begin() + static_cast<ptrdiff_t>(from * row), row, layer.q.begin() + static_cast<ptrdiff_t>(kept * row));
+      std::copy_n(layer.q.begin() + static_cast<ptrdiff_t>(from * row), row,
+                  layer.q.begin() + static_cast<ptrdiff_t>(kept * row));
     }
   }
   window->last_visible.resize(kept);

@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "policy/attention_window.h"
+#include "qkvshare/status.h"
 #include "quant/bit_plan.h"
 #include "quant/channel_profile.h"
 #include "quant/kv_view.h"
-#include "qkvshare/status.h"
 
 namespace qkvshare {
 

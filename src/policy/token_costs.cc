@@ -19,7 +19,8 @@ struct HeadMatrix {
   std::vector<float> rows;     // [tokens, dim]
   std::vector<float> columns;  // [dim, tokens]
 
-  explicit HeadMatrix(const HeadRows& head) : tokens(head.tokens), dim(head.dim), rows(tokens * dim), columns(tokens * dim) {
+  explicit HeadMatrix(const HeadRows& head)
+      : tokens(head.tokens), dim(head.dim), rows(tokens * dim), columns(tokens * dim) {
     for (size_t t = 0; t < tokens; ++t) {
       for (size_t c = 0; c < dim; ++c) rows[t * dim + c] = columns[c * tokens + t] = HalfToFloat(head.row(t)[c]);
     }
@@ -103,7 +104,8 @@ class HeadImportance {
     values_.Dot(output_.data(), visible, &cross_);
     std::vector<float> code_query(q, q + queries_.dim);
     codec_.TransformQuery(code_query.data());
-    const float moved = queries_.scale * queries_.scale * SquaredNorm(code_query.data(), queries_.dim) / static_cast<float>(queries_.dim);
+    const float moved = queries_.scale * queries_.scale * SquaredNorm(code_query.data(), queries_.dim) /
+                        static_cast<float>(queries_.dim);
     const float output_norm = SquaredNorm(output_.data(), output_.size());
     const float floor = kUniformFloor / static_cast<float>(visible);
     for (size_t t = 0; t < visible; ++t) {
@@ -141,7 +143,8 @@ TokenCosts ZeroCosts(size_t tokens) {
   return costs;
 }
 
-Status AddLayer(const KvView& kv, const KeyProfiles& profiles, const AttentionWindow& window, size_t layer, TokenCosts* costs) {
+Status AddLayer(const KvView& kv, const KeyProfiles& profiles, const AttentionWindow& window, size_t layer,
+                TokenCosts* costs) {
   const LayerShape& shape = kv.layers[layer].shape;
   const LayerQueries& queries = window.layers[layer];
   QKV_ASSIGN_OR_RETURN(const Kernels* kernels, SelectKernels());
@@ -159,7 +162,9 @@ Status AddLayer(const KvView& kv, const KeyProfiles& profiles, const AttentionWi
 }
 
 Status CheckWindow(const KvView& kv, const AttentionWindow& window) {
-  const auto invalid = [](const std::string& what) { return Status(StatusCode::kInvalidArgument, "attention window: " + what); };
+  const auto invalid = [](const std::string& what) {
+    return Status(StatusCode::kInvalidArgument, "attention window: " + what);
+  };
   if (window.empty()) return invalid("it holds no queries");
   if (window.layers.size() != kv.layers.size()) {
     return invalid(fmt::format("{} layers, but the cache has {}", window.layers.size(), kv.layers.size()));
@@ -180,7 +185,8 @@ Status CheckWindow(const KvView& kv, const AttentionWindow& window) {
 
 }  // namespace
 
-Result<TokenCosts> MeasureTokenCosts(const KvView& kv, const KeyProfiles& profiles, const AttentionWindow& window, int threads) {
+Result<TokenCosts> MeasureTokenCosts(const KvView& kv, const KeyProfiles& profiles, const AttentionWindow& window,
+                                     int threads) {
   QKV_RETURN_IF_ERROR(CheckWindow(kv, window));
   // One sum a layer, added up in order: the result does not depend on the threads.
   std::vector<TokenCosts> layers(kv.layers.size());

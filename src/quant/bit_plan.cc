@@ -8,12 +8,12 @@ namespace qkvshare {
 
 bool IsValidLevel(Level level) { return std::find(kLevels.begin(), kLevels.end(), level) != kLevels.end(); }
 
-std::string LevelName(Level level) {
-  return fmt::format("K{}V{}", level.key_bits, level.value_bits);
-}
+std::string LevelName(Level level) { return fmt::format("K{}V{}", level.key_bits, level.value_bits); }
 
 Status ValidatePlan(const BitPlan& plan, size_t tokens) {
-  const auto invalid = [](const std::string& what) { return Status(StatusCode::kInvalidArgument, "bit plan: " + what); };
+  const auto invalid = [](const std::string& what) {
+    return Status(StatusCode::kInvalidArgument, "bit plan: " + what);
+  };
   if (plan.tokens() != tokens) {
     return invalid(fmt::format("made for {} tokens, but there are {}", plan.tokens(), tokens));
   }

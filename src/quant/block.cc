@@ -15,7 +15,8 @@ using TileCodes = std::array<uint8_t, kTileTokens * kMaxHeadDim>;
 
 }  // namespace
 
-BlockLayout BlockLayout::Make(Side side, size_t dim, std::span<const Level> levels, std::span<const uint32_t> level_size) {
+BlockLayout BlockLayout::Make(Side side, size_t dim, std::span<const Level> levels,
+                              std::span<const uint32_t> level_size) {
   BlockLayout layout;
   layout.dim = dim;
   size_t place = 0;
@@ -122,7 +123,8 @@ Status BlockCodec::Pack(const HeadRows& rows, const TokenOrder& order, const Blo
 Status BlockCodec::UnpackTileOf(const uint8_t* tile, const BlockLayout::Run& run, const uint32_t* tokens, size_t n,
                                 const uint8_t* scales, size_t limit, Half* out, size_t stride) const {
   const auto corrupt = [&](size_t i) {
-    return Status(StatusCode::kCorrupt, fmt::format("the packed {} of token {} are not finite", SideName(side_), tokens[i]));
+    return Status(StatusCode::kCorrupt,
+                  fmt::format("the packed {} of token {} are not finite", SideName(side_), tokens[i]));
   };
   TileCodes codes;
   if (run.bits < 16) UnpackTile(side_, tile, n, dim_, run.bits, codes.data());
@@ -151,7 +153,8 @@ Status BlockCodec::Unpack(const uint8_t* block, const TokenOrder& order, const B
   for (const BlockLayout::Run& run : layout.runs) {
     for (size_t done = 0; done < run.tokens; done += kTileTokens) {
       const size_t n = std::min(kTileTokens, run.tokens - done);
-      const uint8_t* tile = block + (n == kTileTokens ? run.full_offset + TileBytes(done, dim_, run.bits) : run.tail_offset);
+      const uint8_t* tile =
+          block + (n == kTileTokens ? run.full_offset + TileBytes(done, dim_, run.bits) : run.tail_offset);
       const uint8_t* scales = block + layout.scales_offset + (run.first_scale + done) * sizeof(Half);
       QKV_RETURN_IF_ERROR(UnpackTileOf(tile, run, &order.token_at[run.first + done], n, scales, tokens, out, stride));
     }

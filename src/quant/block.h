@@ -2,8 +2,9 @@
 //
 //   full tiles of level 0, of level 1, ... | partial tile of level 0, of level 1, ... | scales | zeros to 64 bytes
 //
-// Tokens lie in the plan's order. Tiles are in quant/tile.h; a 16-bit tile is rows of FP16. Full tiles start on a 64-byte
-// boundary because their sizes are multiples of 64. Scales: one FP16 for each token that is not exact, in order.
+// Tokens lie in the plan's order. Tiles are in quant/tile.h; a 16-bit tile is rows of FP16. Full tiles start on a
+// 64-byte boundary because their sizes are multiples of 64. Scales: one FP16 for each token that is not exact, in
+// order.
 #pragma once
 
 #include <cstddef>
@@ -12,13 +13,13 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "qkvshare/status.h"
 #include "quant/bit_plan.h"
 #include "quant/channel_profile.h"
 #include "quant/half.h"
 #include "quant/kernels.h"
 #include "quant/kv_view.h"
 #include "quant/tile.h"
-#include "qkvshare/status.h"
 
 namespace qkvshare {
 
@@ -28,7 +29,7 @@ inline constexpr size_t kBlockAlignment = 64;
 struct BlockLayout {
   struct Run {
     int bits = 0;
-    size_t first = 0;        // place of the first token of this level
+    size_t first = 0;  // place of the first token of this level
     size_t tokens = 0;
     size_t full_offset = 0;  // bytes from the block's start to the first full tile
     size_t tail_offset = 0;  // and to the partial tile

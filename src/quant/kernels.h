@@ -1,14 +1,14 @@
 // The row kernels: rotate, quantize and dequantize the vector of one token and one KV head.
 //
-// The scalar kernels define the result. Every other set gives the same codes and scales: sums are 16 interleaved partial
-// sums combined pairwise, and this module is compiled without contraction.
+// The scalar kernels define the result. Every other set gives the same codes and scales: sums are 16 interleaved
+// partial sums combined pairwise, and this module is compiled without contraction.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-#include "quant/half.h"
 #include "qkvshare/status.h"
+#include "quant/half.h"
 
 namespace qkvshare {
 
@@ -17,8 +17,8 @@ inline constexpr size_t kMaxHeadDim = 1024;
 struct Kernels {
   const char* name;
 
-  // Multiplies each run of `block` values of x [dim] by the orthonormal Hadamard matrix; its own inverse. block: a power
-  // of two, at least 4, that divides dim.
+  // Multiplies each run of `block` values of x [dim] by the orthonormal Hadamard matrix; its own inverse. block: a
+  // power of two, at least 4, that divides dim.
   void (*rotate)(float* x, size_t dim, size_t block);
 
   // Quantizes x [dim] (finite, dim a multiple of 8) to `bits` in {4, 8}: codes [dim], one a byte, and one scale.

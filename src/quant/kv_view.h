@@ -50,7 +50,8 @@ struct KvView {
   // Bytes of the FP16 rows.
   size_t bytes() const {
     size_t values = 0;
-    for (const LayerRows& rows : layers) values += rows.shape.row_values(Side::kKeys) + rows.shape.row_values(Side::kValues);
+    for (const LayerRows& rows : layers)
+      values += rows.shape.row_values(Side::kKeys) + rows.shape.row_values(Side::kValues);
     return values * tokens * sizeof(Half);
   }
 };

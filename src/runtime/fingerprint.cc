@@ -101,10 +101,10 @@ Status HashTensors(const Gguf& gguf, const std::string& path, Blake2bHasher* has
 
 // Where the digest of this very file is kept.
 Result<std::string> CachePath(const std::string& path) {
-  struct stat info {};
+  struct stat info{};
   if (stat(path.c_str(), &info) != 0) return Status(StatusCode::kNotFound, "cannot stat " + path);
-  return fmt::format("{}/fingerprints/v1-{:x}-{:x}-{:x}-{:x}.{:09d}", CacheFolder(), info.st_dev, info.st_ino, info.st_size,
-                     info.st_mtim.tv_sec, info.st_mtim.tv_nsec);
+  return fmt::format("{}/fingerprints/v1-{:x}-{:x}-{:x}-{:x}.{:09d}", CacheFolder(), info.st_dev, info.st_ino,
+                     info.st_size, info.st_mtim.tv_sec, info.st_mtim.tv_nsec);
 }
 
 Result<Digest> TensorDigest(const Gguf& gguf, const std::string& path) {

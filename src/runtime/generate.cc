@@ -41,7 +41,8 @@ const char* StopReasonName(StopReason reason) {
 
 Result<Generation> Generate(Session* session, const GenerateOptions& options) {
   if (session->logits() == nullptr) {
-    return Status(StatusCode::kInvalidArgument, "generate: the last token has not been decoded, so there is nothing to continue");
+    return Status(StatusCode::kInvalidArgument,
+                  "generate: the last token has not been decoded, so there is nothing to continue");
   }
   const Sampler sampler = MakeSampler(options.sampling);
   Generation out;

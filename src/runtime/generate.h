@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "runtime/session.h"
 #include "qkvshare/status.h"
+#include "runtime/session.h"
 
 namespace qkvshare {
 

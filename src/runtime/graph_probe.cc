@@ -15,7 +15,15 @@ namespace qkvshare {
 namespace {
 
 // Places of GGML_OP_ROPE's parameters (ggml.c, ggml_rope_impl).
-enum RopeParam { kRopeDims = 1, kRopeMode = 2, kRopeBase = 5, kRopeScale = 6, kRopeExtFactor = 7, kRopeAttnFactor = 8, kRopeParams = 15 };
+enum RopeParam {
+  kRopeDims = 1,
+  kRopeMode = 2,
+  kRopeBase = 5,
+  kRopeScale = 6,
+  kRopeExtFactor = 7,
+  kRopeAttnFactor = 8,
+  kRopeParams = 15
+};
 
 float FloatParam(const ggml_tensor* node, int i) {
   float x = 0;
@@ -55,7 +63,8 @@ void GraphProbe::StartDescribing() {
 Result<GraphProbe::Description> GraphProbe::FinishDescribing() {
   describing_ = false;
   if (!problem_.ok()) return problem_;
-  if (shapes_.empty()) return Status(StatusCode::kUnsupported, "llama.cpp does not use flash attention for this model and device");
+  if (shapes_.empty())
+    return Status(StatusCode::kUnsupported, "llama.cpp does not use flash attention for this model and device");
   return Description{Blake2b(ropes_), first_rope_, std::move(shapes_)};
 }
 
@@ -74,7 +83,7 @@ void GraphProbe::DescribeRope(const ggml_tensor* node) {
     ggml_backend_tensor_get(factors, rope.data() + at, 0, ggml_nbytes(factors));
   }
   if (ropes_.empty()) {
-    first_rope_ = {node->op_params[kRopeDims],          node->op_params[kRopeMode],         FloatParam(node, kRopeBase),
+    first_rope_ = {node->op_params[kRopeDims],   node->op_params[kRopeMode],       FloatParam(node, kRopeBase),
                    FloatParam(node, kRopeScale), FloatParam(node, kRopeExtFactor), FloatParam(node, kRopeAttnFactor)};
   }
   if (rope == last_rope_) return;  // queries and keys of neighbouring layers repeat it
@@ -84,11 +93,15 @@ void GraphProbe::DescribeRope(const ggml_tensor* node) {
 
 void GraphProbe::DescribeAttention(const ggml_tensor* node) {
   const ggml_tensor *q = node->src[0], *k = node->src[1], *v = node->src[2];
-  const auto unsupported = [&](const char* why) { problem_ = {StatusCode::kUnsupported, std::string("attention ") + why}; };
-  if (const int layer = CacheLayer(k); layer != static_cast<int>(shapes_.size())) return unsupported("is not over one cache a layer, in order");
+  const auto unsupported = [&](const char* why) {
+    problem_ = {StatusCode::kUnsupported, std::string("attention ") + why};
+  };
+  if (const int layer = CacheLayer(k); layer != static_cast<int>(shapes_.size()))
+    return unsupported("is not over one cache a layer, in order");
   if (q->ne[3] != 1) return unsupported("runs over several streams");
   if (FloatParam(node, 1) != 0) return unsupported("uses ALiBi");
-  shapes_.push_back({static_cast<uint32_t>(k->ne[2]), static_cast<uint32_t>(k->ne[0]), static_cast<uint32_t>(v->ne[0])});
+  shapes_.push_back(
+      {static_cast<uint32_t>(k->ne[2]), static_cast<uint32_t>(k->ne[0]), static_cast<uint32_t>(v->ne[0])});
 }
 
 void GraphProbe::Capture(const ggml_tensor* node) {
@@ -107,7 +120,8 @@ void GraphProbe::Capture(const ggml_tensor* node) {
     for (int64_t head = 0; head < q->ne[2]; ++head) {
       const size_t at = out.q.size();
       out.q.resize(at + out.dim);
-      std::memcpy(&out.q[at], bytes.data() + static_cast<size_t>(token) * q->nb[1] + static_cast<size_t>(head) * q->nb[2],
+      std::memcpy(&out.q[at],
+                  bytes.data() + static_cast<size_t>(token) * q->nb[1] + static_cast<size_t>(head) * q->nb[2],
                   out.dim * sizeof(float));
     }
   }

@@ -1,5 +1,5 @@
-// Looks into llama.cpp's graph while it is computed: which RoPE each layer applies, the shapes of its attention, and the
-// queries of a window of tokens. Reads only; the graph stays as it is.
+// Looks into llama.cpp's graph while it is computed: which RoPE each layer applies, the shapes of its attention, and
+// the queries of a window of tokens. Reads only; the graph stays as it is.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 #include "base/hash.h"
 #include "card/card_info.h"
 #include "policy/attention_window.h"
-#include "quant/kv_view.h"
 #include "qkvshare/status.h"
+#include "quant/kv_view.h"
 
 struct ggml_tensor;
 
@@ -23,7 +23,7 @@ class GraphProbe {
   // The next decodes record RoPE nodes and attention shapes, until Finish.
   void StartDescribing();
   struct Description {
-    Digest rope{};           // of every distinct RoPE in graph order, frequency factors included
+    Digest rope{};  // of every distinct RoPE in graph order, frequency factors included
     RopeParams first_rope;
     std::vector<LayerShape> shapes;
   };

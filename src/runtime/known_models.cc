@@ -88,14 +88,14 @@ constexpr ModelPart kGemma3[] = {
 };
 
 constexpr KnownModel kModels[] = {
-    {"smollm2-135m", "SmolLM2-135M-Instruct Q4_1: small and quick, for trying things out", "Apache-2.0",
-     98362432, "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53", kSmolLm2},
-    {"qwen2.5-coder-0.5b", "Qwen2.5-Coder-0.5B-Instruct Q4_K_M: for benchmarks", "Apache-2.0",
-     491400064, "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32", kQwenCoder05B},
-    {"qwen2.5-coder-1.5b", "Qwen2.5-Coder-1.5B-Instruct Q4_K_M: for accuracy", "Apache-2.0",
-     1117320768, "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046", kQwenCoder15B},
-    {"gemma3-270m", "Gemma-3-270M base Q4_K_M: has sliding-window layers", "Gemma Terms of Use",
-     253113024, "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818", kGemma3},
+    {"smollm2-135m", "SmolLM2-135M-Instruct Q4_1: small and quick, for trying things out", "Apache-2.0", 98362432,
+     "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53", kSmolLm2},
+    {"qwen2.5-coder-0.5b", "Qwen2.5-Coder-0.5B-Instruct Q4_K_M: for benchmarks", "Apache-2.0", 491400064,
+     "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32", kQwenCoder05B},
+    {"qwen2.5-coder-1.5b", "Qwen2.5-Coder-1.5B-Instruct Q4_K_M: for accuracy", "Apache-2.0", 1117320768,
+     "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046", kQwenCoder15B},
+    {"gemma3-270m", "Gemma-3-270M base Q4_K_M: has sliding-window layers", "Gemma Terms of Use", 253113024,
+     "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818", kGemma3},
 };
 
 }  // namespace

@@ -16,7 +16,8 @@ struct Cell {
 static_assert(sizeof(Cell) == 12);
 
 Status Unexpected(const std::string& what) {
-  return {StatusCode::kUnsupported, "this llama.cpp lays out its state in an unknown way (" + what + "); cards cannot be used with it"};
+  return {StatusCode::kUnsupported,
+          "this llama.cpp lays out its state in an unknown way (" + what + "); cards cannot be used with it"};
 }
 
 struct Head {
@@ -28,13 +29,16 @@ Status ReadHead(ByteReader* reader, Head* head) {
   int32_t sequence = 0;
   uint32_t streams = 0;
   uint32_t cells = 0;
-  if (!reader->Get(&head->magic) || !reader->Get(&sequence) || !reader->Get(&streams) || !reader->Get(&cells)) return Unexpected("too short");
+  if (!reader->Get(&head->magic) || !reader->Get(&sequence) || !reader->Get(&streams) || !reader->Get(&cells))
+    return Unexpected("too short");
   if (streams != 1) return Unexpected(fmt::format("{} streams", streams));
   if (cells > reader->remaining() / sizeof(Cell)) return Unexpected(fmt::format("{} cells", cells));
   for (uint32_t i = 0; i < cells; ++i) {
     Cell cell{};
-    if (!reader->Get(&cell) || cell.sequences != 1) return Unexpected(fmt::format("cell {} is of {} sequences", i, cell.sequences));
-    if (!head->positions.empty() && cell.position <= head->positions.back()) return Unexpected("cells are not in order");
+    if (!reader->Get(&cell) || cell.sequences != 1)
+      return Unexpected(fmt::format("cell {} is of {} sequences", i, cell.sequences));
+    if (!head->positions.empty() && cell.position <= head->positions.back())
+      return Unexpected("cells are not in order");
     head->positions.push_back(cell.position);
   }
   return {};
@@ -46,7 +50,8 @@ Status ReadRows(ByteReader* reader, size_t tokens, size_t row_bytes, size_t* off
   uint64_t stored_row_bytes = 0;
   if (!reader->Get(&type) || !reader->Get(&stored_row_bytes)) return Unexpected("too short");
   if (type != GGML_TYPE_F16) return Unexpected(fmt::format("rows of type {}", type));
-  if (stored_row_bytes != row_bytes) return Unexpected(fmt::format("rows of {} bytes, not {}", stored_row_bytes, row_bytes));
+  if (stored_row_bytes != row_bytes)
+    return Unexpected(fmt::format("rows of {} bytes, not {}", stored_row_bytes, row_bytes));
   *offset = reader->offset();
   return reader->Skip(tokens * row_bytes) ? Status() : Unexpected("too short");
 }

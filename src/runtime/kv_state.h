@@ -1,5 +1,5 @@
-// llama.cpp's sequence state, taken apart and put together. Its layout is internal to llama.cpp, so it is learned from a
-// one-token state of the very context, checked field by field, and refused where it is not as expected:
+// llama.cpp's sequence state, taken apart and put together. Its layout is internal to llama.cpp, so it is learned from
+// a one-token state of the very context, checked field by field, and refused where it is not as expected:
 //
 //   magic u32, sequence i32, streams u32 = 1, cells u32, {position i32, sequences u32 = 1, sequence i32} a cell,
 //   transposed V u32 = 0, layers u32, {type i32 = F16, row bytes u64, rows} a layer for K, the same for V
@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "base/bytes.h"
-#include "quant/kv_view.h"
 #include "qkvshare/status.h"
+#include "quant/kv_view.h"
 
 namespace qkvshare {
 
@@ -31,7 +31,8 @@ Result<size_t> CheckState(ByteSpan bytes, const StateLayout& layout);
 // Rows of a sequence, as llama.cpp wrote them.
 class KvState {
  public:
-  // kUnsupported where the bytes are not laid out as `layout` says, or the cells are not in the order of their positions.
+  // kUnsupported where the bytes are not laid out as `layout` says, or the cells are not in the order of their
+  // positions.
   static Result<KvState> Parse(std::vector<uint8_t> bytes, const StateLayout& layout);
 
   const std::vector<int32_t>& positions() const { return positions_; }

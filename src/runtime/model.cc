@@ -20,7 +20,8 @@ std::string Obstacle(const llama_model* model) {
   if (llama_model_is_diffusion(model)) return "it is a diffusion model";
   if (llama_model_has_encoder(model)) return "it has an encoder";
   if (llama_model_n_swa(model) > 0) {
-    return fmt::format("it attends through a sliding window of {} tokens, and its cache forgets the rest", llama_model_n_swa(model));
+    return fmt::format("it attends through a sliding window of {} tokens, and its cache forgets the rest",
+                       llama_model_n_swa(model));
   }
   const enum llama_rope_type rope = llama_model_rope_type(model);
   if (rope == LLAMA_ROPE_TYPE_MROPE || rope == LLAMA_ROPE_TYPE_IMROPE || rope == LLAMA_ROPE_TYPE_VISION) {
@@ -35,7 +36,8 @@ Result<std::unique_ptr<Model>> Model::Load(const std::string& path, const ModelO
   InitBackend();
   std::error_code error;
   if (!std::filesystem::is_regular_file(path, error)) {
-    return Status(StatusCode::kNotFound, "no model file at " + path + "; see `qkvshare models list` for models by name");
+    return Status(StatusCode::kNotFound,
+                  "no model file at " + path + "; see `qkvshare models list` for models by name");
   }
   llama_model_params params = llama_model_default_params();
   params.n_gpu_layers = options.gpu_layers;
@@ -56,7 +58,8 @@ Result<std::unique_ptr<Model>> Model::Load(const std::string& path, const ModelO
   try {
     model->model_ = llama_model_load_from_file(path.c_str(), params);
     if (cancelled) return Status(StatusCode::kCancelled, "loading was cancelled");
-    if (model->model_ == nullptr) return Status(StatusCode::kInvalidArgument, "cannot load the model " + path + LlamaErrorSuffix());
+    if (model->model_ == nullptr)
+      return Status(StatusCode::kInvalidArgument, "cannot load the model " + path + LlamaErrorSuffix());
     if (const std::string obstacle = Obstacle(model->model_); !obstacle.empty()) {
       return Status(StatusCode::kUnsupported, fmt::format("{} cannot be handed over yet: {}", path, obstacle));
     }
@@ -78,8 +81,8 @@ const llama_vocab* Model::vocab() const { return llama_model_get_vocab(model_); 
 std::vector<int32_t> Model::Tokenize(const std::string& text, bool add_special) const {
   std::vector<int32_t> tokens(text.size() + 4);
   const auto call = [&] {
-    return llama_tokenize(vocab(), text.data(), static_cast<int32_t>(text.size()), tokens.data(), static_cast<int32_t>(tokens.size()),
-                          add_special, /*parse_special=*/true);
+    return llama_tokenize(vocab(), text.data(), static_cast<int32_t>(text.size()), tokens.data(),
+                          static_cast<int32_t>(tokens.size()), add_special, /*parse_special=*/true);
   };
   int32_t count = call();
   if (count < 0 && count != INT32_MIN) {
@@ -115,7 +118,9 @@ std::string Model::Detokenize(const std::vector<int32_t>& tokens) const {
 
 std::string Model::Piece(int32_t token) const {
   std::string piece(64, '\0');
-  const auto call = [&] { return llama_token_to_piece(vocab(), token, piece.data(), static_cast<int32_t>(piece.size()), 0, false); };
+  const auto call = [&] {
+    return llama_token_to_piece(vocab(), token, piece.data(), static_cast<int32_t>(piece.size()), 0, false);
+  };
   int32_t bytes = call();
   if (bytes < 0) {
     piece.resize(static_cast<size_t>(-bytes));
@@ -127,7 +132,8 @@ std::string Model::Piece(int32_t token) const {
 
 bool Model::IsEndOfGeneration(int32_t token) const { return llama_vocab_is_eog(vocab(), token); }
 
-Result<std::string> Model::ApplyChatTemplate(const std::vector<ChatMessage>& messages, bool add_generation_prompt) const {
+Result<std::string> Model::ApplyChatTemplate(const std::vector<ChatMessage>& messages,
+                                             bool add_generation_prompt) const {
   try {
     common_chat_templates_inputs inputs;
     for (const ChatMessage& message : messages) {
@@ -142,7 +148,8 @@ Result<std::string> Model::ApplyChatTemplate(const std::vector<ChatMessage>& mes
     inputs.add_eos = llama_vocab_get_add_eos(vocab());
     return common_chat_templates_apply(templates_.get(), inputs).prompt;
   } catch (const std::exception& e) {
-    return Status(StatusCode::kUnsupported, fmt::format("the model's chat template refuses these messages: {}", e.what()));
+    return Status(StatusCode::kUnsupported,
+                  fmt::format("the model's chat template refuses these messages: {}", e.what()));
   }
 }
 

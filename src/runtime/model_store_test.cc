@@ -81,8 +81,8 @@ class ModelStore : public testing::Test {
     WriteAll(data, content);
     const fs::path wheel = root_ / "shelf" / package / (name + "-1.0-py3-none-any.whl");
     fs::create_directories(wheel.parent_path());
-    const std::string command = "cd '" + (root_ / "source").string() + "' && python3 -m zipfile -c '" + wheel.string() +
-                                "' " + name;
+    const std::string command =
+        "cd '" + (root_ / "source").string() + "' && python3 -m zipfile -c '" + wheel.string() + "' " + name;
     EXPECT_EQ(system(command.c_str()), 0);
     return ReadAll(wheel);
   }

@@ -17,7 +17,9 @@ constexpr size_t kSeamTokens = 16;
 // Bytes of the UTF-8 character that starts at text[at], 0 where there is none (RFC 3629).
 size_t Utf8Length(const std::string& text, size_t at) {
   const auto byte = [&](size_t i) { return i < text.size() ? static_cast<uint8_t>(text[i]) : 0u; };
-  const auto follows = [&](size_t i, uint32_t low = 0x80, uint32_t high = 0xBF) { return byte(i) >= low && byte(i) <= high; };
+  const auto follows = [&](size_t i, uint32_t low = 0x80, uint32_t high = 0xBF) {
+    return byte(i) >= low && byte(i) <= high;
+  };
   const uint32_t first = byte(at);
   if (first < 0x80) return 1;
   if (first >= 0xC2 && first <= 0xDF) return follows(at + 1) ? 2 : 0;
@@ -72,7 +74,9 @@ Result<std::string> NextUserTurn(const Model& model, const std::string& text) {
 Status CheckUtf8(const std::string& text) {
   for (size_t at = 0; at < text.size();) {
     const size_t length = Utf8Length(text, at);
-    if (length == 0) return {StatusCode::kInvalidArgument, fmt::format("the text is not UTF-8 at byte {}; convert it, or cut it between characters", at)};
+    if (length == 0)
+      return {StatusCode::kInvalidArgument,
+              fmt::format("the text is not UTF-8 at byte {}; convert it, or cut it between characters", at)};
     at += length;
   }
   return {};

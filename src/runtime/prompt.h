@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "runtime/model.h"
 #include "qkvshare/status.h"
+#include "runtime/model.h"
 
 namespace qkvshare {
 
@@ -19,11 +19,12 @@ struct JoinedPrompt {
   std::string seam;
 };
 
-// The prompt is given whole; the card may cover any prefix of it. cached is 0 where they differ from the first token on.
+// The prompt is given whole; the card may cover any prefix of it. cached is 0 where they differ from the first token
+// on.
 JoinedPrompt MatchPrompt(std::span<const int32_t> card_tokens, std::vector<int32_t> prompt_tokens);
 
-// The prompt is the card's text and then `text`, tokenized as one text: a word, an emoji or a character that is cut at the
-// seam becomes the tokens that the whole text has. An empty text is allowed.
+// The prompt is the card's text and then `text`, tokenized as one text: a word, an emoji or a character that is cut at
+// the seam becomes the tokens that the whole text has. An empty text is allowed.
 JoinedPrompt JoinPrompt(const Model& model, std::span<const int32_t> card_tokens, const std::string& text);
 
 // The text of a user's turn and of the start of the assistant's, by the model's chat template, as it follows a

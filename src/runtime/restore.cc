@@ -12,8 +12,9 @@ Status CheckPositions(const Card& card) {
   for (size_t i = 0; i < card.positions().size(); ++i) {
     if (card.positions()[i] != static_cast<int32_t>(i)) {
       return {StatusCode::kUnsupported,
-              fmt::format("token {} of the card is at position {}: only cards whose positions count from 0 can be restored yet", i,
-                          card.positions()[i])};
+              fmt::format(
+                  "token {} of the card is at position {}: only cards whose positions count from 0 can be restored yet",
+                  i, card.positions()[i])};
     }
   }
   return {};
@@ -26,14 +27,16 @@ Status CheckCardFits(const Card& card, const Session& session) {
   const auto start = [](const Digest& digest) { return ToHex(digest).substr(0, 12); };
   if (theirs.model != ours.model) {
     return {StatusCode::kMismatch,
-            fmt::format("the card was made by another model: {} ({}), but this is {} ({}); use that model, or prefill the text again",
+            fmt::format("the card was made by another model: {} ({}), but this is {} ({}); use that model, or prefill "
+                        "the text again",
                         card.info().model_name, start(theirs.model), session.model().name(), start(ours.model))};
   }
   if (theirs.rope != ours.rope) {
-    return {StatusCode::kMismatch,
-            fmt::format("the card was made with another RoPE (base {}, scale {}; here base {}, scale {}); use the sender's "
-                        "--rope-freq-base, --rope-freq-scale and, where RoPE depends on it, -c",
-                        theirs.first_rope.base, theirs.first_rope.scale, ours.first_rope.base, ours.first_rope.scale)};
+    return {
+        StatusCode::kMismatch,
+        fmt::format("the card was made with another RoPE (base {}, scale {}; here base {}, scale {}); use the sender's "
+                    "--rope-freq-base, --rope-freq-scale and, where RoPE depends on it, -c",
+                    theirs.first_rope.base, theirs.first_rope.scale, ours.first_rope.base, ours.first_rope.scale)};
   }
   const std::vector<LayerShape>& shapes = session.state_layout().shapes;
   bool same = shapes.size() == card.layers();
@@ -49,14 +52,17 @@ Status RestoreCard(const Card& card, size_t tokens, Session* session, RestoreTim
     return {StatusCode::kInvalidArgument, fmt::format("cannot restore {} of {} tokens", tokens, card.tokens())};
   }
   if (tokens > session->context()) {
-    return {StatusCode::kOutOfRange, fmt::format("the card does not fit the context: {} tokens needed, {} available; use a larger -c",
-                                                 tokens, session->context())};
+    return {StatusCode::kOutOfRange,
+            fmt::format("the card does not fit the context: {} tokens needed, {} available; use a larger -c", tokens,
+                        session->context())};
   }
   Stopwatch watch;
   QKV_ASSIGN_OR_RETURN(const Kernels* kernels, SelectKernels());
   QKV_ASSIGN_OR_RETURN(const std::vector<uint8_t> state,
                        BuildState(session->state_layout(), card.positions().first(tokens), session->threads(),
-                                  [&](size_t layer, Side side, Half* rows) { return card.Unpack(*kernels, layer, side, tokens, rows); }));
+                                  [&](size_t layer, Side side, Half* rows) {
+                                    return card.Unpack(*kernels, layer, side, tokens, rows);
+                                  }));
   times->dequantize_us = watch.LapUs();
   QKV_RETURN_IF_ERROR(session->SetState(state, card.token_ids().first(tokens)));
   times->inject_us = watch.LapUs();

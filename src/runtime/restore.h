@@ -4,8 +4,8 @@
 #include <cstdint>
 
 #include "card/card.h"
-#include "runtime/session.h"
 #include "qkvshare/status.h"
+#include "runtime/session.h"
 
 namespace qkvshare {
 
@@ -18,8 +18,8 @@ struct RestoreTimes {
 Status CheckCardFits(const Card& card, const Session& session);
 
 // Replaces the session's sequence by the card's first `tokens` tokens. All checks, dequantizing included, come before
-// anything is changed. kMismatch, kOutOfRange (context too short: needed and available), kUnsupported (positions that do
-// not count from 0), kCorrupt.
+// anything is changed. kMismatch, kOutOfRange (context too short: needed and available), kUnsupported (positions that
+// do not count from 0), kCorrupt.
 Status RestoreCard(const Card& card, size_t tokens, Session* session, RestoreTimes* times);
 
 }  // namespace qkvshare

@@ -45,8 +45,9 @@ Result<size_t> Budget(const KvView& kv, const CardContent& content, const PackOp
   const size_t overhead = CardOverheadBytes(kv, content);
   const size_t least = overhead + BudgetForBits(kLevels.front().key_bits, kv.tokens, kSinkTokens, ShapesOf(kv));
   if (options.max_bytes < least) {
-    return Status(StatusCode::kOutOfRange, fmt::format("a card of {} tokens needs up to {} bytes at 4 bits, but {} are available",
-                                                       kv.tokens, least, options.max_bytes));
+    return Status(StatusCode::kOutOfRange,
+                  fmt::format("a card of {} tokens needs up to {} bytes at 4 bits, but {} are available", kv.tokens,
+                              least, options.max_bytes));
   }
   return options.max_bytes - overhead;
 }
@@ -82,7 +83,8 @@ std::vector<Segment> SegmentsOf(const Model& model, const std::vector<ChatMessag
       const Result<std::string> text = model.ApplyChatTemplate({messages.begin(), messages.begin() + count}, false);
       if (!text) return {};
       const std::vector<int32_t> head = model.Tokenize(*text, /*add_special=*/true);
-      end = static_cast<size_t>(std::mismatch(head.begin(), head.end(), tokens.begin(), tokens.end()).first - head.begin());
+      end = static_cast<size_t>(std::mismatch(head.begin(), head.end(), tokens.begin(), tokens.end()).first -
+                                head.begin());
     }
     if (end <= done) return {};
     segments.push_back({messages[i].role, owner, "", done, static_cast<uint32_t>(end) - done});

@@ -7,16 +7,16 @@
 
 #include "card/card_writer.h"
 #include "policy/policy.h"
-#include "runtime/session.h"
 #include "qkvshare/status.h"
+#include "runtime/session.h"
 
 namespace qkvshare {
 
 struct PackOptions {
   Policy policy = Policy::kUniform;
-  double code_bits = 4;    // average over all key and value channels, 4 to 16
-  size_t max_bytes = 0;    // of the whole file; 0: by code_bits
-  std::string sender;      // agent name
+  double code_bits = 4;  // average over all key and value channels, 4 to 16
+  size_t max_bytes = 0;  // of the whole file; 0: by code_bits
+  std::string sender;    // agent name
   uint32_t hop = 0;
   std::vector<Segment> segments;  // empty: one segment of role "prompt"
 };

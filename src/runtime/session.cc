@@ -61,13 +61,16 @@ Result<std::unique_ptr<Session>> Session::Create(const Model& model, const Sessi
   params.kv_unified = true;
   params.cb_eval = GraphProbe::Callback;
   params.cb_eval_user_data = &session->probe_;
-  params.abort_callback = [](void* data) { return static_cast<Session*>(data)->cancelled_.load(std::memory_order_relaxed); };
+  params.abort_callback = [](void* data) {
+    return static_cast<Session*>(data)->cancelled_.load(std::memory_order_relaxed);
+  };
   params.abort_callback_data = session.get();
   try {
     session->context_ = llama_init_from_model(model.handle(), params);
     if (session->context_ == nullptr) {
-      return Status(StatusCode::kOutOfRange, fmt::format("llama.cpp cannot make a context of {} tokens{}; try a smaller -c",
-                                                         params.n_ctx, LlamaErrorSuffix()));
+      return Status(StatusCode::kOutOfRange,
+                    fmt::format("llama.cpp cannot make a context of {} tokens{}; try a smaller -c", params.n_ctx,
+                                LlamaErrorSuffix()));
     }
     QKV_RETURN_IF_ERROR(session->Probe(options.cache_type));
   } catch (const std::exception& e) {
@@ -97,7 +100,8 @@ Status Session::Probe(CacheType cache_type) {
 
 Status Session::Decode(std::span<const int32_t> tokens, bool all_logits) {
   Batch batch(tokens.size());
-  for (size_t i = 0; i < tokens.size(); ++i) batch.Add(tokens[i], tokens_.size() + i, all_logits || i + 1 == tokens.size());
+  for (size_t i = 0; i < tokens.size(); ++i)
+    batch.Add(tokens[i], tokens_.size() + i, all_logits || i + 1 == tokens.size());
   has_logits_ = false;
   int32_t error = -1;
   try {
@@ -129,10 +133,12 @@ Status Session::Prefill(std::span<const int32_t> tokens, const PrefillOptions& o
   window_ = {};
   if (tokens.empty()) return {StatusCode::kInvalidArgument, "there are no tokens to prefill"};
   const auto known = [&](int32_t token) { return token >= 0 && token < model_.vocab_size(); };
-  if (!std::all_of(tokens.begin(), tokens.end(), known)) return {StatusCode::kInvalidArgument, "a token id is not in the model's vocabulary"};
+  if (!std::all_of(tokens.begin(), tokens.end(), known))
+    return {StatusCode::kInvalidArgument, "a token id is not in the model's vocabulary"};
   if (tokens_.size() + tokens.size() > context()) {
-    return {StatusCode::kOutOfRange, fmt::format("the context is too short: {} tokens needed, {} available; use a larger -c",
-                                                 tokens_.size() + tokens.size(), context())};
+    return {StatusCode::kOutOfRange,
+            fmt::format("the context is too short: {} tokens needed, {} available; use a larger -c",
+                        tokens_.size() + tokens.size(), context())};
   }
   const size_t start = tokens_.size();
   const size_t window_start = tokens.size() - std::min<size_t>(options.window, tokens.size());
@@ -146,13 +152,15 @@ Status Session::Prefill(std::span<const int32_t> tokens, const PrefillOptions& o
       probe_.TakeQueries();
       return status;
     }
-    for (size_t i = 0; options.logits && i < n; ++i) options.logits(done + i, llama_get_logits_ith(context_, static_cast<int32_t>(i)));
+    for (size_t i = 0; options.logits && i < n; ++i)
+      options.logits(done + i, llama_get_logits_ith(context_, static_cast<int32_t>(i)));
     done += n;
     if (options.progress) options.progress(done, tokens.size());
   }
   if (options.window == 0) return {};
   window_.layers = probe_.TakeQueries();
-  for (size_t i = window_start; i < tokens.size(); ++i) window_.last_visible.push_back(static_cast<uint32_t>(start + i));
+  for (size_t i = window_start; i < tokens.size(); ++i)
+    window_.last_visible.push_back(static_cast<uint32_t>(start + i));
   ThinWindow(options.window_stride, &window_);
   return {};
 }
@@ -169,11 +177,13 @@ Result<std::vector<uint8_t>> Session::SaveState() const {
 
 Result<KvState> Session::TakeKv() const {
   if (tokens_.empty()) return Status(StatusCode::kInvalidArgument, "the session is empty: there is nothing to take");
-  if (layout_.shapes.empty()) return Status(StatusCode::kUnsupported, "cards are taken from F16 caches only; use -ctk f16 -ctv f16");
+  if (layout_.shapes.empty())
+    return Status(StatusCode::kUnsupported, "cards are taken from F16 caches only; use -ctk f16 -ctv f16");
   QKV_ASSIGN_OR_RETURN(std::vector<uint8_t> bytes, SaveState());
   QKV_ASSIGN_OR_RETURN(KvState state, KvState::Parse(std::move(bytes), layout_));
   if (state.tokens() != tokens_.size()) {
-    return Status(StatusCode::kInternal, fmt::format("the cache holds {} rows for {} tokens", state.tokens(), tokens_.size()));
+    return Status(StatusCode::kInternal,
+                  fmt::format("the cache holds {} rows for {} tokens", state.tokens(), tokens_.size()));
   }
   return state;
 }
@@ -190,7 +200,8 @@ Status Session::RestoreState(ByteSpan bytes, std::span<const int32_t> tokens) {
 Status Session::SetState(ByteSpan state, std::span<const int32_t> tokens) {
   if (tokens.size() > context()) {
     return {StatusCode::kOutOfRange,
-            fmt::format("the context is too short: {} tokens needed, {} available; use a larger -c", tokens.size(), context())};
+            fmt::format("the context is too short: {} tokens needed, {} available; use a larger -c", tokens.size(),
+                        context())};
   }
   has_logits_ = false;
   size_t read = 0;
@@ -201,7 +212,8 @@ Status Session::SetState(ByteSpan state, std::span<const int32_t> tokens) {
   }
   if (read != state.size()) {
     Clear();
-    return {StatusCode::kInternal, "llama.cpp refused the restored state" + LlamaErrorSuffix() + "; the session is empty now"};
+    return {StatusCode::kInternal,
+            "llama.cpp refused the restored state" + LlamaErrorSuffix() + "; the session is empty now"};
   }
   tokens_.assign(tokens.begin(), tokens.end());
   return {};

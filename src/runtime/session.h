@@ -11,10 +11,10 @@
 #include "card/card.h"
 #include "card/card_info.h"
 #include "policy/attention_window.h"
+#include "qkvshare/status.h"
 #include "runtime/graph_probe.h"
 #include "runtime/kv_state.h"
 #include "runtime/model.h"
-#include "qkvshare/status.h"
 
 struct llama_context;
 
@@ -47,8 +47,8 @@ struct PrefillOptions {
 // Not thread-safe, but Cancel may be called from any thread or signal handler.
 class Session {
  public:
-  // Makes the context, then decodes one token in it and checks that its graph and its state are laid out as this software
-  // expects. kUnsupported says what is not; kOutOfRange where memory does not suffice.
+  // Makes the context, then decodes one token in it and checks that its graph and its state are laid out as this
+  // software expects. kUnsupported says what is not; kOutOfRange where memory does not suffice.
   static Result<std::unique_ptr<Session>> Create(const Model& model, const SessionOptions& options);
   ~Session();
   Session(const Session&) = delete;
