@@ -42,7 +42,7 @@ int Main(int argc, char** argv) {
                "qkvshare");
   app.set_version_flag("--version", std::string("qkvshare ") + kVersionText);
   app.footer(kFooter);
-  app.require_subcommand(1);
+  app.require_subcommand(0, 1);  // none is reported below, so that a wrong name is reported as such
   const std::vector<std::pair<CLI::App*, Command>> commands = [&] {
     std::vector<std::pair<CLI::App*, Command>> list;
     const auto add = [&](const char* name, const char* description, Command (*make)(CLI::App*)) {
@@ -61,14 +61,13 @@ int Main(int argc, char** argv) {
     app.parse(Arguments(argc, argv));
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    fmt::print(stderr, "error: {}; see --help\n", error.what());
-    return kUsage;
+    return ReportError({StatusCode::kInvalidArgument, fmt::format("{}; see --help", error.what())});
   }
   if (const Result<const Kernels*> kernels = SelectKernels(); !kernels) return ReportError(kernels.status());
   for (const auto& [command, run] : commands) {
     if (command->parsed()) return run();
   }
-  return kUsage;
+  return ReportError({StatusCode::kInvalidArgument, "a command is needed; see --help"});
 }
 
 }  // namespace

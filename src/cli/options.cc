@@ -5,7 +5,10 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <system_error>
 
 #include "base/bytes.h"
 #include "base/file.h"
@@ -41,6 +44,20 @@ Result<std::vector<ChatMessage>> ParseMessages(const std::string& text) {
 }
 
 }  // namespace
+
+Status CheckBits(double bits) {
+  if (bits >= 4 && bits <= 16) return {};  // no NaN
+  return {StatusCode::kInvalidArgument, fmt::format("--bits {}: choose from 4 to 16", bits)};
+}
+
+Status CheckWritable(const std::string& path) {
+  const std::filesystem::path parent = std::filesystem::path(path).parent_path();
+  const std::string folder = parent.empty() ? "." : parent.string();
+  if (access(folder.c_str(), W_OK | X_OK) == 0) return {};
+  const int error = errno;
+  return {error == ENOENT ? StatusCode::kNotFound : StatusCode::kIo,
+          fmt::format("cannot write {}: folder {}: {}", path, folder, std::generic_category().message(error))};
+}
 
 void ModelFlags::AddTo(CLI::App* app) {
   app->add_option("-m,--model", model, "GGUF file, or a name from `qkvshare models list`")->capture_default_str();

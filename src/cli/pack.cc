@@ -36,6 +36,9 @@ struct PackResult {
 };
 
 Status PackPrompt(const PackFlags& flags, PackResult* result) {
+  QKV_RETURN_IF_ERROR(CheckBits(flags.bits));
+  QKV_RETURN_IF_ERROR(CheckWritable(flags.output));
+  if (!flags.state_output.empty()) QKV_RETURN_IF_ERROR(CheckWritable(flags.state_output));
   PackOptions options;
   QKV_ASSIGN_OR_RETURN(options.policy, PolicyFromName(flags.policy));
   options.code_bits = flags.bits;

@@ -64,6 +64,10 @@ class Runner {
       return {StatusCode::kUnsupported,
               "-o together with --card is not possible yet: what a card holds must not be quantized twice"};
     }
+    if (!flags_.output.empty()) {
+      QKV_RETURN_IF_ERROR(CheckBits(flags_.bits));
+      QKV_RETURN_IF_ERROR(CheckWritable(flags_.output));
+    }
     if (!flags_.card.empty()) {
       Stopwatch watch;
       QKV_ASSIGN_OR_RETURN(card_, Card::Open(flags_.card));

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <utility>
@@ -38,7 +39,9 @@ int ExitCodeOf(const Status& status) {
 }
 
 int ReportError(const Status& status) {
-  fmt::print(stderr, "error: {}\n", status.message());
+  std::string line = status.message();  // may hold names of files, and these anything
+  std::replace_if(line.begin(), line.end(), [](char c) { return c == '\n' || c == '\r'; }, ' ');
+  fmt::print(stderr, "error: {}\n", line);
   return ExitCodeOf(status);
 }
 

@@ -47,6 +47,8 @@ struct HandoffRequest {
   std::string state_path;              // the sender's F16 state of the same tokens
   std::vector<std::string> questions;  // each the next user's turn
   size_t predict = 48;
+  // Runs of each way but re-prefill, interleaved; a stage's time is their median.
+  size_t repeats = 3;
   // More turns with answers that are known: they count for the fidelity only.
   std::vector<std::pair<std::string, std::string>> known_answers;
   // Called before each step with its name. May be empty.
