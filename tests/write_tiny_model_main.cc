@@ -1,4 +1,5 @@
-// write_tiny_model PATH [KEY=VALUE...]: tiny models for tests in other languages. Keys: architecture, seed, layers, context.
+// write_tiny_model PATH [KEY=VALUE...]: tiny models for tests in other languages. Keys: architecture, seed, layers,
+// context.
 #include <cstdio>
 #include <cstdlib>
 #include <string>

@@ -139,7 +139,9 @@ Command AddEval(CLI::App* app) {
                    "A turn and a file with its answer, for more tokens to compare")
       ->type_name("QUESTION FILE")
       ->expected(2);
-  handoff->add_option("-n,--predict", flags->request.predict, "Tokens of an answer at most")->capture_default_str();
+  handoff->add_option("-n,--predict", flags->request.predict, "Tokens of an answer at most")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   handoff->add_option("--repeats", flags->request.repeats, "Runs of each way but re-prefill; the median counts")
       ->capture_default_str();
   handoff->add_flag("--json", flags->json, "Report as JSON");

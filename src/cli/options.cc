@@ -65,7 +65,9 @@ void ModelFlags::AddTo(CLI::App* app) {
       ->capture_default_str();
   app->add_option("-c,--ctx-size", session.context, "Context in tokens (0: as much as needed, up to the model's)")
       ->capture_default_str();
-  app->add_option("-t,--threads", session.threads, "Threads (0: one a core)")->capture_default_str();
+  app->add_option("-t,--threads", session.threads, "Threads (0: one a core)")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   app->add_option("--ubatch-size", session.batch, "Tokens of one decode call, as llama.cpp's -ub")
       ->check(CLI::Range(1, 1 << 16))
       ->capture_default_str();

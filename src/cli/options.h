@@ -52,8 +52,8 @@ struct Prompt {
 // wrong JSON.
 Result<Prompt> ReadPrompt(const PromptFlags& flags, const Model& model, bool add_generation_prompt);
 
-// What would fail only after the work is checked before it: kInvalidArgument for bits that no card can have, kNotFound and
-// kIo where no file can be written at `path`.
+// What would fail only after the work is checked before it: kInvalidArgument for bits that no card can have, kNotFound
+// and kIo where no file can be written at `path`.
 Status CheckBits(double bits);
 Status CheckWritable(const std::string& path);
 

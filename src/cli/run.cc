@@ -211,7 +211,9 @@ Command AddRun(CLI::App* app) {
   app->add_option("-o,--output", flags->output, "Without --card: write a card of prompt and generated text");
   app->add_option("--bits", flags->bits, "Of that card: average bits, 4 to 16")->capture_default_str();
   app->add_option("--agent", flags->agent, "The sender's name, kept in that card")->capture_default_str();
-  app->add_option("-n,--predict", flags->generate.predict, "Tokens to generate at most")->capture_default_str();
+  app->add_option("-n,--predict", flags->generate.predict, "Tokens to generate at most")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   app->add_option("--temp", flags->generate.sampling.temp, "Temperature (0: greedy)")->capture_default_str();
   app->add_option("--top-k", flags->generate.sampling.top_k, "Top-k sampling")->capture_default_str();
   app->add_option("--top-p", flags->generate.sampling.top_p, "Top-p sampling")->capture_default_str();

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <random>
 
-#include "eval/eval_test_util.h"
+#include "tests/session_fixture.h"
 
 namespace qkvshare {
 namespace {
@@ -78,6 +78,7 @@ TEST(FidelityMeter, GivesMeanQuantilesAndAgreement) {
   std::vector<float> offsets(200);
   for (size_t i = 0; i < offsets.size(); ++i) offsets[i] = 0.5f + 0.01f * static_cast<float>((i * 77) % 200);
   std::vector<double> kl;
+  kl.reserve(offsets.size());
   for (const float offset : offsets) kl.push_back(SlowKl({0.5f, 0.0f}, {offset, 0.0f}));
   FidelityMeter meter;
   const auto half = offsets.begin() + 120;
@@ -118,23 +119,24 @@ TEST(FidelityMeter, TakesOneTokenAndNone) {
   EXPECT_EQ(fidelity.mean_kl, fidelity.max_kl);
 }
 
-TEST(ScoreTokens, GivesOneRowATokenHoweverItIsFed) {
-  const eval_test::TinyHost host("llama");
-  const std::vector<int32_t> tokens = host.model().Tokenize(eval_test::kDocument, /*add_special=*/true);
-  ASSERT_GT(tokens.size(), 100u);
-  const std::vector<int32_t> prefix(tokens.begin(), tokens.begin() + 20);
-  const std::vector<int32_t> rest(tokens.begin() + 20, tokens.begin() + 90);
+class ScoreTokensTest : public SessionTest {};
+
+TEST_F(ScoreTokensTest, GivesOneRowATokenHoweverItIsFed) {
+  const std::unique_ptr<Model> model = LoadTiny({});
+  const std::unique_ptr<Session> session = MakeSession(*model);
+  const std::vector<int32_t> prefix = SomeTokens(20);
+  const std::vector<int32_t> rest = SomeTokens(70, 99);
   std::vector<LogitRows> scores;
   for (const size_t piece : {0u, 1u, 16u, 33u, 70u, 1000u}) {
     SCOPED_TRACE(piece);
-    host.session().Clear();
-    ASSERT_TRUE(host.session().Prefill(prefix, {}).ok());
-    const Result<LogitRows> rows = ScoreTokens(&host.session(), rest, piece);
+    session->Clear();
+    Prefill(session.get(), prefix);
+    const Result<LogitRows> rows = ScoreTokens(session.get(), rest, piece);
     ASSERT_TRUE(rows) << rows.status().message();
-    EXPECT_EQ(rows->vocab, static_cast<size_t>(host.model().vocab_size()));
+    EXPECT_EQ(rows->vocab, static_cast<size_t>(model->vocab_size()));
     EXPECT_EQ(rows->values.size(), rest.size() * rows->vocab);
     EXPECT_EQ(rows->tokens(), rest.size());
-    EXPECT_EQ(host.session().tokens().size(), prefix.size() + rest.size());
+    EXPECT_EQ(session->tokens().size(), prefix.size() + rest.size());
     scores.push_back(*rows);
   }
   for (const LogitRows& rows : scores) {
@@ -142,23 +144,24 @@ TEST(ScoreTokens, GivesOneRowATokenHoweverItIsFed) {
     meter.Add(scores[0], rows);
     const Fidelity fidelity = meter.Result();
     EXPECT_EQ(fidelity.tokens, rest.size());
-    // nats. Other matrix shapes round differently, and scores of F16 rows may flip in the last bit; a row that is off by
-    // one token is at about 10.
+    // nats. Other matrix shapes round differently, and scores of F16 rows may flip in the last bit; a row that is off
+    // by one token is at about 10.
     EXPECT_LT(fidelity.max_kl, 0.02);
   }
   // The rows are those of the last token's logits too.
-  const float* last = host.session().logits();
+  const float* last = session->logits();
   ASSERT_NE(last, nullptr);
   const auto row = scores.back().row(rest.size() - 1);
   EXPECT_TRUE(std::equal(row.begin(), row.end(), last));
 }
 
-TEST(ScoreTokens, RefusesWhatDoesNotFit) {
-  const eval_test::TinyHost host("llama");
-  const std::vector<int32_t> tokens(host.session().context() + 1, 65);
-  EXPECT_EQ(ScoreTokens(&host.session(), tokens, 0).status().code(), StatusCode::kOutOfRange);
-  host.session().Clear();
-  const Result<LogitRows> none = ScoreTokens(&host.session(), {}, 0);
+TEST_F(ScoreTokensTest, RefusesWhatDoesNotFit) {
+  const std::unique_ptr<Model> model = LoadTiny({});
+  const std::unique_ptr<Session> session = MakeSession(*model);
+  const std::vector<int32_t> tokens(session->context() + 1, 65);
+  EXPECT_EQ(ScoreTokens(session.get(), tokens, 0).status().code(), StatusCode::kOutOfRange);
+  session->Clear();
+  const Result<LogitRows> none = ScoreTokens(session.get(), {}, 0);
   ASSERT_TRUE(none);
   EXPECT_EQ(none->tokens(), 0u);
 }

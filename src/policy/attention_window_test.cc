@@ -15,7 +15,8 @@ AttentionWindow MakeWindow(size_t queries) {
     window.last_visible.push_back(static_cast<uint32_t>(100 + i));
     for (size_t layer = 0; layer < 2; ++layer) {
       LayerQueries& out = window.layers[layer];
-      for (uint32_t k = 0; k < out.heads * out.dim; ++k) out.q.push_back(static_cast<float>(layer * 10000 + i * 10 + k));
+      for (uint32_t k = 0; k < out.heads * out.dim; ++k)
+        out.q.push_back(static_cast<float>(layer * 10000 + i * 10 + k));
     }
   }
   return window;

@@ -32,8 +32,8 @@ struct Scene {
   static constexpr size_t kTokens = 300, kQueries = 16, kDim = 32;
   static constexpr uint32_t kGroup = 2;
   TestCache cache{kTokens, {{2, kDim, kDim}, {1, kDim, kDim}}};
-  AttentionWindow window;   // what the policy sees
-  AttentionWindow held_out; // other queries of the same kind: what it is judged by
+  AttentionWindow window;    // what the policy sees
+  AttentionWindow held_out;  // other queries of the same kind: what it is judged by
   KeyProfiles profiles;
 
   explicit Scene(uint32_t seed) {
@@ -79,8 +79,10 @@ struct Scene {
           const BlockCodec codec(ScalarKernels(), side, kDim, profile);
           std::vector<uint8_t> bytes(layout.bytes);
           EXPECT_TRUE(codec.Pack(cache.view().head(layer, side, head), order, layout, bytes.data()).ok());
-          EXPECT_TRUE(codec.Unpack(bytes.data(), order, layout, kTokens, out.row(layer, side, 0, head),
-                                   cache.shapes[layer].row_values(side)).ok());
+          EXPECT_TRUE(codec
+                          .Unpack(bytes.data(), order, layout, kTokens, out.row(layer, side, 0, head),
+                                  cache.shapes[layer].row_values(side))
+                          .ok());
         }
       }
     }
@@ -95,10 +97,12 @@ struct Scene {
     double total = 0;
     for (size_t t = 0; t <= held_out.last_visible[query]; ++t) {
       double score = 0;
-      for (size_t c = 0; c < kDim; ++c) score += double{q[c]} * double{HalfToFloat(rows->row(layer, Side::kKeys, t, head / kGroup)[c])};
+      for (size_t c = 0; c < kDim; ++c)
+        score += double{q[c]} * double{HalfToFloat(rows->row(layer, Side::kKeys, t, head / kGroup)[c])};
       const double weight = std::exp(score * double{queries.scale});
       total += weight;
-      for (size_t c = 0; c < kDim; ++c) out[c] += weight * double{HalfToFloat(rows->row(layer, Side::kValues, t, head / kGroup)[c])};
+      for (size_t c = 0; c < kDim; ++c)
+        out[c] += weight * double{HalfToFloat(rows->row(layer, Side::kValues, t, head / kGroup)[c])};
     }
     for (double& x : out) x /= total;
     return out;
@@ -148,8 +152,8 @@ TEST(MakePlan, LocalHasLessErrorThanUniformAndRandomAtEqualBytes) {
       uniform_error += scene.TrueError(*uniform);
       random_error += scene.TrueError(random);
     }
-    SCOPED_TRACE(testing::Message() << bits << " bits: local " << local_error << ", uniform " << uniform_error << ", random "
-                                    << random_error);
+    SCOPED_TRACE(testing::Message() << bits << " bits: local " << local_error << ", uniform " << uniform_error
+                                    << ", random " << random_error);
     // Ratios of squared errors over four scenes. Measured: 0.13 to 0.25.
     EXPECT_LT(local_error, 0.7 * uniform_error);
     EXPECT_LT(local_error, 0.7 * random_error);
@@ -177,7 +181,8 @@ TEST(MakePlan, PassesErrorsOn) {
   request.budget_bytes = size_t{1} << 30;
   EXPECT_EQ(MakePlan(scene.cache.view(), scene.profiles, {}, request).status().code(), StatusCode::kInvalidArgument);
   request.budget_bytes = 1000;
-  EXPECT_EQ(MakePlan(scene.cache.view(), scene.profiles, scene.window, request).status().code(), StatusCode::kOutOfRange);
+  EXPECT_EQ(MakePlan(scene.cache.view(), scene.profiles, scene.window, request).status().code(),
+            StatusCode::kOutOfRange);
 }
 
 TEST(MakePlan, TakesCachesWithoutProfile) {
@@ -189,8 +194,8 @@ TEST(MakePlan, TakesCachesWithoutProfile) {
     PlanRequest request;
     request.policy = Policy::kLocal;
     request.budget_bytes = BudgetForBits(4, tokens, kSinkTokens, ShapesOf(cache.view()));
-    const Result<BitPlan> plan =
-        MakePlan(cache.view(), MeasureKeyProfiles(cache.view(), kSinkTokens, 1), RandomWindow(&random, cache, 1, 2), request);
+    const Result<BitPlan> plan = MakePlan(cache.view(), MeasureKeyProfiles(cache.view(), kSinkTokens, 1),
+                                          RandomWindow(&random, cache, 1, 2), request);
     ASSERT_TRUE(plan) << plan.status().message();
     EXPECT_EQ(plan->tokens(), tokens);
     EXPECT_EQ(plan->level(0), kExactLevel);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "policy/attention_window.h"
@@ -17,7 +18,8 @@ struct TestCache {
   std::vector<LayerShape> shapes;
   std::vector<std::vector<Half>> keys, values;  // [layers][tokens * kv_heads * dim]
 
-  TestCache(size_t tokens_, std::vector<LayerShape> shapes_) : tokens(tokens_), shapes(std::move(shapes_)) {
+  TestCache(size_t token_count, std::vector<LayerShape> layer_shapes)
+      : tokens(token_count), shapes(std::move(layer_shapes)) {
     for (const LayerShape& shape : shapes) {
       keys.emplace_back(tokens * shape.row_values(Side::kKeys));
       values.emplace_back(tokens * shape.row_values(Side::kValues));
@@ -26,8 +28,10 @@ struct TestCache {
   // Every value from a normal distribution.
   void Fill(std::mt19937* random, float key_sigma = 1.0f, float value_sigma = 1.0f) {
     std::normal_distribution<float> normal(0, 1);
-    for (auto& layer : keys) std::generate(layer.begin(), layer.end(), [&] { return FloatToHalf(key_sigma * normal(*random)); });
-    for (auto& layer : values) std::generate(layer.begin(), layer.end(), [&] { return FloatToHalf(value_sigma * normal(*random)); });
+    for (auto& layer : keys)
+      std::generate(layer.begin(), layer.end(), [&] { return FloatToHalf(key_sigma * normal(*random)); });
+    for (auto& layer : values)
+      std::generate(layer.begin(), layer.end(), [&] { return FloatToHalf(value_sigma * normal(*random)); });
   }
   // [dim] of one token and KV head.
   Half* row(size_t layer, Side side, size_t token, size_t kv_head) {
@@ -43,7 +47,8 @@ struct TestCache {
 };
 
 // Normal queries, `group` query heads a KV head; query i sees up to token tokens - queries + i.
-inline AttentionWindow RandomWindow(std::mt19937* random, const TestCache& cache, size_t queries, uint32_t group, float softcap = 0) {
+inline AttentionWindow RandomWindow(std::mt19937* random, const TestCache& cache, size_t queries, uint32_t group,
+                                    float softcap = 0) {
   std::normal_distribution<float> normal(0, 1);
   AttentionWindow window;
   for (size_t i = 0; i < queries; ++i) window.last_visible.push_back(static_cast<uint32_t>(cache.tokens - queries + i));

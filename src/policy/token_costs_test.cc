@@ -50,7 +50,8 @@ class SlowCosts {
   }
 
   std::vector<double> Errors(size_t layer, Side side, size_t kv_head, int bits) const {
-    const ChannelProfile profile = side == Side::kKeys && !profiles_.empty() ? profiles_[layer][kv_head] : ChannelProfile();
+    const ChannelProfile profile =
+        side == Side::kKeys && !profiles_.empty() ? profiles_[layer][kv_head] : ChannelProfile();
     const BlockCodec codec(ScalarKernels(), side, cache_.shapes[layer].dim(side), profile);
     std::vector<float> errors(cache_.tokens);
     EXPECT_TRUE(codec.MeasureErrors(cache_.view().head(layer, side, kv_head), bits, errors.data()).ok());
@@ -65,8 +66,8 @@ class SlowCosts {
     for (size_t i = 0; i < window_.queries(); ++i) {
       for (size_t head = 0; head < queries.heads; ++head) {
         if (head / (queries.heads / shape.kv_heads) != kv_head) continue;
-        AddQuery(layer, kv_head, &queries.q[(i * queries.heads + head) * queries.dim], window_.last_visible[i], &key_weight,
-                 &value_weight, &size);
+        AddQuery(layer, kv_head, &queries.q[(i * queries.heads + head) * queries.dim], window_.last_visible[i],
+                 &key_weight, &value_weight, &size);
       }
     }
     for (size_t w = 0; w < 2; ++w) {
@@ -98,7 +99,8 @@ class SlowCosts {
       }
     }
     for (const double x : output) *size += x * x;
-    const double query = double{queries.scale} * double{queries.scale} * CodeQueryNorm(q, layer, kv_head) / static_cast<double>(shape.key_dim);
+    const double query = double{queries.scale} * double{queries.scale} * CodeQueryNorm(q, layer, kv_head) /
+                         static_cast<double>(shape.key_dim);
     for (size_t t = 0; t <= last; ++t) {
       const double floored = 0.9 * weight[t] + 0.1 / static_cast<double>(last + 1);
       double distance = 0;
@@ -122,7 +124,8 @@ class SlowCosts {
 void ExpectClose(const TokenCosts& costs, const TokenCosts& expected) {
   constexpr double kTolerance = 1e-5;
   for (size_t w = 0; w < kWidths.size(); ++w) {
-    for (const auto& [ours, theirs] : {std::pair{&costs.keys[w], &expected.keys[w]}, std::pair{&costs.values[w], &expected.values[w]}}) {
+    for (const auto& [ours, theirs] :
+         {std::pair{&costs.keys[w], &expected.keys[w]}, std::pair{&costs.values[w], &expected.values[w]}}) {
       ASSERT_EQ(ours->size(), theirs->size());
       for (size_t t = 0; t < ours->size(); ++t) {
         ASSERT_NEAR((*ours)[t], (*theirs)[t], kTolerance * (*theirs)[t]) << kWidths[w] << " bits, token " << t;
@@ -136,7 +139,8 @@ TEST(MeasureTokenCosts, EqualsTheFormulas) {
   for (const uint32_t group : {1u, 3u}) {
     for (const float softcap : {0.0f, 2.0f}) {
       for (const bool with_profile : {false, true}) {
-        SCOPED_TRACE(testing::Message() << "group " << group << ", softcap " << softcap << ", profile " << with_profile);
+        SCOPED_TRACE(testing::Message() << "group " << group << ", softcap " << softcap << ", profile "
+                                        << with_profile);
         TestCache cache(29, Shapes());
         cache.Fill(&random, 1.5f);
         const KeyProfiles profiles = with_profile ? MeasureKeyProfiles(cache.view(), kSinks, 1) : KeyProfiles();
@@ -268,7 +272,8 @@ TEST(MeasureTokenCosts, RefusesWindowsThatDoNotFit) {
   refused([](AttentionWindow* w) { w->layers.pop_back(); }, "2 layers, but the cache has 3");
   refused([](AttentionWindow* w) { w->layers[1].dim = 16; }, "layer 1");
   refused([](AttentionWindow* w) { w->layers[0].heads = 0; }, "layer 0");
-  refused([](AttentionWindow* w) { w->layers[2].heads = 4, w->layers[2].q.resize(3 * 4 * 8); }, "layer 2");  // of 3 KV heads
+  refused([](AttentionWindow* w) { w->layers[2].heads = 4, w->layers[2].q.resize(3 * 4 * 8); },
+          "layer 2");  // of 3 KV heads
   refused([](AttentionWindow* w) { w->layers[1].q.pop_back(); }, "layer 1");
   refused([](AttentionWindow* w) { w->layers[1].q.push_back(0); }, "layer 1");
   refused([](AttentionWindow* w) { w->last_visible.back() = 20; }, "past the cache");
@@ -282,7 +287,8 @@ TEST(MeasureTokenCosts, RefusesNanAndInfinityWithLayerAndToken) {
         TestCache cache(20, Shapes());
         cache.Fill(&random);
         cache.row(2, side, 13, 1)[3] = bad;
-        const Result<TokenCosts> costs = MeasureTokenCosts(cache.view(), {}, RandomWindow(&random, cache, 3, 2), threads);
+        const Result<TokenCosts> costs =
+            MeasureTokenCosts(cache.view(), {}, RandomWindow(&random, cache, 3, 2), threads);
         ASSERT_FALSE(costs);
         EXPECT_EQ(costs.status().code(), StatusCode::kNonFinite);
         for (const std::string& word : {std::string("layer 2"), std::string("token 13"), std::string(SideName(side))}) {
