@@ -266,6 +266,8 @@ class RunTest(CliTest):
         self.assertEqual((run["mode"], run["cached_tokens"], run["evaluated_tokens"]), ("restore", self.tokens - 1, 1))
         empty = self.report("run", "--card", path("doc4.card"), "-n", "2")  # nothing on standard input
         self.assertEqual((empty["cached_tokens"], empty["evaluated_tokens"]), (self.tokens - 1, 1))
+        given = self.report("run", "--card", path("doc4.card"), "-n", "2", "-p", "")
+        self.assertEqual((given["cached_tokens"], given["evaluated_tokens"]), (self.tokens - 1, 1))
 
     def test_prompt_that_differs_from_the_first_token_on_is_prefilled(self):
         run = self.report("run", "--card", path("doc4.card"), "--whole", "-p", "Quite another text.", "-n", "2")
@@ -374,6 +376,8 @@ class ErrorTest(CliTest):
         for flag in ("-n", "-c", "-t", "-ub"):
             self.fail_with(USAGE, "run", "-p", "x", flag, "-1")
         self.fail_with(USAGE, "pack", "-p", "x", "--max-bytes", "-1", "-o", path("no.card"))
+        self.fail_with(USAGE, "pack", "-p", "x", "--max-bytes", "9", "--bits", "4", "-o", path("no.card"), says="--bits")
+        self.fail_with(USAGE, "pack", "-p", "x", "-sys", "Be brief.", "-o", path("no.card"), says="--chat")
         self.fail_with(USAGE, "run", "-p", "x", "-ub", "0")
         self.fail_with(USAGE, "eval", says="--help")
         self.fail_with(USAGE, "pack", "-p", "x", "--policy", "oracle", "-o", path("no.card"),
@@ -414,7 +418,7 @@ class ErrorTest(CliTest):
         self.fail_with(MISSING, "info", path("two\nlines.card"))
 
     def test_files_that_are_something_else(self):
-        self.fail_with(USAGE, "run", "-m", path("doc.txt"), "-p", "x", says="doc.txt")
+        self.fail_with(REFUSED, "run", "-m", path("doc.txt"), "-p", "x", says="doc.txt")
         self.fail_with(REFUSED, "info", path("doc.txt"))
         self.fail_with(REFUSED, "run", "--card", path("a.gguf"), "-p", "x")
         (folder / "empty.card").touch()

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
@@ -34,8 +35,9 @@ T Take(Result<T> result) {
 class SessionTest : public testing::Test {
  protected:
   void SetUp() override {
-    folder_ = std::filesystem::temp_directory_path() / ("qkv_session_" + std::to_string(getpid()) + "_" +
-                                                        testing::UnitTest::GetInstance()->current_test_info()->name());
+    std::string name = testing::UnitTest::GetInstance()->current_test_info()->name();
+    std::replace(name.begin(), name.end(), '/', '_');  // of parameterized tests
+    folder_ = std::filesystem::temp_directory_path() / ("qkv_session_" + std::to_string(getpid()) + "_" + name);
     std::filesystem::create_directories(folder_);
     if (const char* cache = std::getenv("QKV_CACHE"); cache != nullptr) cache_before_ = cache;
     setenv("QKV_CACHE", (folder_ / "cache").c_str(), 1);

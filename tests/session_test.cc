@@ -181,7 +181,7 @@ TEST_F(SessionRefusalTest, SlidingWindowAndRecurrentModelsByReason) {
 TEST_F(SessionRefusalTest, FilesThatAreNoModels) {
   EXPECT_EQ(Model::Load(Path("absent.gguf"), {}).status().code(), StatusCode::kNotFound);
   ASSERT_EQ(system(("echo 'not a model' > " + Path("text.gguf")).c_str()), 0);
-  EXPECT_EQ(Model::Load(Path("text.gguf"), {}).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(Model::Load(Path("text.gguf"), {}).status().code(), StatusCode::kCorrupt);
 }
 
 using AttentionWindowTest = SessionTest;

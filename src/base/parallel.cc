@@ -34,8 +34,8 @@ Status ParallelFor(size_t count, int threads, const std::function<Status(size_t)
   pool.reserve(helpers);
   try {
     for (size_t i = 0; i < helpers; ++i) pool.emplace_back(run);
-  } catch (const std::system_error&) {
-    // The system gives no more threads: those that run do the work.
+  } catch (const std::system_error&) {  // NOLINT(bugprone-empty-catch)
+    // No more threads to be had: those that run do the work.
   }
   run();
   for (std::thread& thread : pool) thread.join();

@@ -71,7 +71,7 @@ TEST(CardInfoTest, HostileTextIsRefused) {
 }
 
 TEST(CheckSegmentsTest, CoverAllTokensOnce) {
-  const auto check = [](std::vector<std::pair<uint32_t, uint32_t>> runs, uint32_t tokens) {
+  const auto check = [](const std::vector<std::pair<uint32_t, uint32_t>>& runs, uint32_t tokens) {
     std::vector<Segment> segments;
     for (const auto& [first, n] : runs) segments.push_back({"user", "a", "", first, n});
     return CheckSegments(segments, tokens).ok();

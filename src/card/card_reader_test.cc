@@ -176,7 +176,7 @@ Break Set(SectionType type, size_t offset, T value) {
 Break Resize(SectionType type, int by) {
   return [=](Parts* parts) {
     auto& section = parts->section(type);
-    section.resize(static_cast<size_t>(static_cast<int>(section.size()) + by));
+    section.resize(section.size() + static_cast<size_t>(static_cast<ptrdiff_t>(by)));
   };
 }
 Break SetInfo(const std::string& text) {

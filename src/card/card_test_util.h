@@ -15,8 +15,8 @@ namespace qkvshare::card_test {
 
 // Gaussian rows of a few layers, with a large bias in some key channels. Owns what view() shows.
 struct SyntheticKv {
-  SyntheticKv(size_t tokens_, std::vector<LayerShape> shapes_, uint32_t seed)
-      : tokens(tokens_), shapes(std::move(shapes_)) {
+  SyntheticKv(size_t token_count, std::vector<LayerShape> layer_shapes, uint32_t seed)
+      : tokens(token_count), shapes(std::move(layer_shapes)) {
     std::mt19937 random(seed);
     std::normal_distribution<float> normal(0, 1);
     for (const LayerShape& shape : shapes) {

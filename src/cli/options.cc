@@ -97,19 +97,20 @@ void PromptFlags::AddTo(CLI::App* app) {
   app->add_option("-f,--file", file, "File with the text (- for standard input)");
   app->add_option("--messages", messages_file, "JSON file with chat messages, through the model's chat template");
   app->add_flag("--chat", chat, "The text is a user's turn, through the model's chat template");
-  app->add_option("--system-prompt", system, "With --chat: the system message, as llama.cpp's -sys");
+  app->add_option("--system-prompt", system, "With --chat: the system message, as llama.cpp's -sys")->needs("--chat");
 }
 
 Result<Prompt> ReadPrompt(const PromptFlags& flags, const Model& model, bool add_generation_prompt) {
-  const int given = static_cast<int>(!flags.text.empty()) + static_cast<int>(!flags.file.empty()) +
+  const int given = static_cast<int>(flags.text.has_value()) + static_cast<int>(!flags.file.empty()) +
                     static_cast<int>(!flags.messages_file.empty());
   if (given > 1) return Status(StatusCode::kInvalidArgument, "give only one of -p, -f and --messages");
   if (given == 0 && isatty(STDIN_FILENO) == 1) {
     return Status(StatusCode::kInvalidArgument, "no prompt: give -p TEXT, -f FILE or --messages FILE, or pipe it in");
   }
   Prompt prompt;
-  prompt.text = flags.text;
-  if (flags.text.empty()) {
+  if (flags.text) {
+    prompt.text = *flags.text;
+  } else {
     const std::string& source = given == 0 ? "-" : flags.messages_file.empty() ? flags.file : flags.messages_file;
     QKV_ASSIGN_OR_RETURN(prompt.text, ReadText(source, kMaxPromptBytes));
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,7 +32,7 @@ uint32_t ContextFor(const Model& model, size_t tokens);
 
 // -p, -f, --messages, or standard input; --chat and -sys make a conversation of the text.
 struct PromptFlags {
-  std::string text;
+  std::optional<std::string> text;  // may be empty
   std::string file;
   std::string messages_file;
   std::string system;

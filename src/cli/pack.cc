@@ -121,7 +121,8 @@ Command AddPack(CLI::App* app) {
   app->add_option("--bits", flags->bits, "Average bits of a key or value channel, 4 to 16 (16: exact)")
       ->capture_default_str();
   app->add_option("--max-bytes", flags->max_bytes, "Bytes of the card at most, instead of --bits")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::NonNegativeNumber)
+      ->excludes("--bits");
   app->add_option("--agent", flags->agent, "The sender's name, kept in the card")->capture_default_str();
   app->add_flag("--generation-prompt", flags->generation_prompt,
                 "With --chat or --messages: end with the start of the assistant's turn");

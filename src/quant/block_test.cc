@@ -22,7 +22,7 @@ struct Rows {
   size_t tokens, dim, stride;
   std::vector<Half> data;
 
-  Rows(size_t tokens_, size_t dim_) : tokens(tokens_), dim(dim_), stride(2 * dim_), data(tokens * stride, kNan) {}
+  Rows(size_t n, size_t channels) : tokens(n), dim(channels), stride(2 * channels), data(tokens * stride, kNan) {}
   Half* row(size_t token) { return &data[token * stride]; }
   const Half* row(size_t token) const { return &data[token * stride]; }
   HeadRows view() const { return {data.data(), stride, tokens, dim}; }

@@ -210,8 +210,8 @@ void DequantizeRow(const uint8_t* codes, size_t dim, int bits, Half scale, float
 }  // namespace
 
 const Kernels& ScalarKernels() {
-  static constexpr Kernels kernels = {"scalar", Rotate, QuantizeRow, DequantizeRow};
-  return kernels;
+  static constexpr Kernels kScalar = {"scalar", Rotate, QuantizeRow, DequantizeRow};
+  return kScalar;
 }
 
 Result<const Kernels*> SelectKernels() {

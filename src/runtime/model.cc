@@ -59,13 +59,13 @@ Result<std::unique_ptr<Model>> Model::Load(const std::string& path, const ModelO
     model->model_ = llama_model_load_from_file(path.c_str(), params);
     if (cancelled) return Status(StatusCode::kCancelled, "loading was cancelled");
     if (model->model_ == nullptr)
-      return Status(StatusCode::kInvalidArgument, "cannot load the model " + path + LlamaErrorSuffix());
+      return Status(StatusCode::kCorrupt, "cannot load the model " + path + LlamaErrorSuffix());
     if (const std::string obstacle = Obstacle(model->model_); !obstacle.empty()) {
       return Status(StatusCode::kUnsupported, fmt::format("{} cannot be handed over yet: {}", path, obstacle));
     }
     model->templates_ = {common_chat_templates_init(model->model_, "").release(), common_chat_templates_free};
   } catch (const std::exception& e) {
-    return Status(StatusCode::kInvalidArgument, fmt::format("cannot load the model {}: {}", path, e.what()));
+    return Status(StatusCode::kCorrupt, fmt::format("cannot load the model {}: {}", path, e.what()));
   }
   QKV_ASSIGN_OR_RETURN(model->fingerprint_, FingerprintModel(path));
   return model;

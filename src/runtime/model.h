@@ -30,8 +30,8 @@ struct ChatMessage {
 // Thread-safe after loading.
 class Model {
  public:
-  // kNotFound, kIo, kUnsupported (recurrent, hybrid, sliding-window, encoder and multi-axis RoPE models: their cache is
-  // more than one row a token), kCancelled.
+  // kNotFound, kCorrupt (not a model that llama.cpp can read), kUnsupported (recurrent, hybrid, sliding-window, encoder
+  // and multi-axis RoPE models: their cache is more than one row a token), kCancelled.
   static Result<std::unique_ptr<Model>> Load(const std::string& path, const ModelOptions& options);
   ~Model();
   Model(const Model&) = delete;
