@@ -208,7 +208,8 @@ Command AddRun(CLI::App* app) {
   app->add_option("--card", flags->card, "The card to continue from");
   app->add_flag("--whole", flags->whole, "The prompt is the whole prompt, not what follows the card");
   app->add_flag("--verify", flags->verify, "Also check the card's digests (always done for other users' cards)");
-  app->add_option("-o,--output", flags->output, "Without --card: write a card of prompt and generated text");
+  app->add_option("-o,--output", flags->output,
+                  "Without --card: write a card of prompt and generated text (after Ctrl-C too)");
   app->add_option("--bits", flags->bits, "Of that card: average bits, 4 to 16")->capture_default_str();
   app->add_option("--agent", flags->agent, "The sender's name, kept in that card")->capture_default_str();
   app->add_option("-n,--predict", flags->generate.predict, "Tokens to generate at most")

@@ -74,9 +74,10 @@ Result<std::string> NextUserTurn(const Model& model, const std::string& text) {
 Status CheckUtf8(const std::string& text) {
   for (size_t at = 0; at < text.size();) {
     const size_t length = Utf8Length(text, at);
-    if (length == 0)
+    if (length == 0) {
       return {StatusCode::kInvalidArgument,
               fmt::format("the text is not UTF-8 at byte {}; convert it, or cut it between characters", at)};
+    }
     at += length;
   }
   return {};
