@@ -131,6 +131,8 @@ class PackTest(CliTest):
         sizes = {"uniform": [], "local": []}
         for bits in ("4", "5.5", "8", "12", "16"):
             for policy in ("uniform", "local"):
+                if policy == "local" and bits in ("4", "16"):
+                    continue  # refused: there is nothing to choose
                 packed = self.report("pack", "-p", DOCUMENT, "--bits", bits, "--policy", policy, "-o", path("b.card"))
                 self.assertEqual(packed["policy"], policy)
                 sizes[policy].append(packed["file_bytes"])
@@ -291,7 +293,7 @@ class RunTest(CliTest):
                           "-n", "4", "--temp", "0", "--top-k", "40", "--top-p", "0.9", "--min-p", "0", "-s", "7")
         self.assertEqual(run["text"], wanted["text"])
         packed = self.report("pack", "-ngl", "0", "-ub", "64", "-f", path("doc.txt"), "--policy", "local",
-                             "-o", path("ub.card"))
+                             "--bits", "6", "-o", path("ub.card"))
         self.assertEqual(packed["tokens"], self.tokens)
 
     def test_seed_fixes_the_text(self):
@@ -320,8 +322,7 @@ class RunTest(CliTest):
         for predict in (1, 5):
             run = self.saved("-n", predict, "--temp", "0", "--bits", "8")
             self.assertEqual((run["stop"], run["generated_tokens"]), ("length", predict))
-            # The last token sampled was not decoded.
-            self.assertEqual(run["cache_rows"], run["evaluated_tokens"] + predict - 1)
+            self.assertEqual(run["cache_rows"], run["evaluated_tokens"] + predict)  # all that was printed
         again = self.report("run", "--card", path("out.card"), "-p", QUESTION, "-n", "2")
         self.assertEqual(again["mode"], "restore")
         # What was generated may be other tokens than its text has.
@@ -334,7 +335,7 @@ class RunTest(CliTest):
             if run["stop"] == "end":
                 break
         self.assertEqual(run["stop"], "end")
-        self.assertEqual(run["cache_rows"], run["evaluated_tokens"] + run["generated_tokens"])  # without the end token
+        self.assertEqual(run["cache_rows"], run["evaluated_tokens"] + run["generated_tokens"] + 1)  # with the end token
 
     def test_other_architecture(self):
         self.succeed("pack", "-m", path("qwen.gguf"), "-p", DOCUMENT, "-o", path("q.card"))
@@ -379,6 +380,36 @@ class ErrorTest(CliTest):
         self.fail_with(USAGE, "pack", "-p", "x", "--max-bytes", "9", "--bits", "4", "-o", path("no.card"), says="--bits")
         self.fail_with(USAGE, "pack", "-p", "x", "-sys", "Be brief.", "-o", path("no.card"), says="--chat")
         self.fail_with(USAGE, "run", "-p", "x", "-ub", "0")
+        for flag in ("--rope-freq-base", "--rope-freq-scale", "--temp", "--top-p", "--min-p"):
+            self.fail_with(USAGE, "run", "-p", "x", flag, "nan", says="nan")
+        self.fail_with(USAGE, "run", "-p", "x", "--rope-freq-base", "-1")
+        for flag in ("--card", "-f", "--messages", "-o"):  # an unset variable
+            self.fail_with(USAGE, "run", flag, "", says="empty")
+        self.fail_with(USAGE, "pack", "-p", "x", "--policy", "local", "-o", path("no.card"), says="changes nothing")
+        self.fail_with(USAGE, "pack", "-p", "x", "-o", path("no.card"), "--state-output", path("no.card"), says="same")
+
+    def test_targets_that_are_no_files_stay(self):
+        os.mkfifo(folder / "pipe")
+        self.fail_with(USAGE, "pack", "-p", "x", "-o", path("pipe"), says="regular file")
+        self.assertTrue((folder / "pipe").is_fifo())
+        self.fail_with(USAGE, "pack", "-p", "x", "-o", str(folder), says="regular file")
+
+    def test_output_that_is_lost_is_a_failure(self):
+        for arguments in (["info", path("doc4.card"), "--json"], ["run", "-p", "x", "-n", "3", "--temp", "0"]):
+            with open("/dev/full", "wb") as full:
+                done = subprocess.run(words_of(arguments), env=environment, stdout=full, stderr=subprocess.PIPE, check=False)
+            self.assertEqual(done.returncode, MISSING, done.stderr)
+            self.assertIn(b"output", done.stderr)
+
+    def test_names_that_are_not_text(self):
+        name = os.fsencode(folder) + b"/a\xff.card"
+        done = subprocess.run([os.environ["QKVSHARE"].encode(), b"pack", b"-t", b"1", b"-m", os.fsencode(path("a.gguf")),
+                               b"-p", b"x", b"--json", b"-o", name], env=environment, capture_output=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        json.loads(done.stdout)
+        os.unlink(name)
+        self.succeed("pack", "-p", "x", "--agent", "\x1b]0;title\a", "-o", path("escape.card"))
+        self.assertNotIn("\x1b", self.succeed("info", path("escape.card")))
         self.fail_with(USAGE, "eval", says="--help")
         self.fail_with(USAGE, "pack", "-p", "x", "--policy", "oracle", "-o", path("no.card"),
                        says=["oracle", "uniform"])
@@ -447,6 +478,10 @@ class ErrorTest(CliTest):
                        says=["RoPE", "10000", "20000"])
         self.fail_with(REFUSED, "run", "--rope-freq-scale", "0.5", "--card", path("doc4.card"), "-p", "x", says="RoPE")
         self.fail_with(REFUSED, "run", "--card", path("doc4.card"), "-p", "x", "-o", path("no.card"), says="-o")
+        # A larger vocabulary: ids that mean nothing here.
+        write_model("large", "vocab=2000")
+        self.succeed("pack", "-m", path("large.gguf"), "-p", DOCUMENT + "\u91cf\u5b50<|unused_1900|>", "-o", path("large.card"))
+        self.fail_with(REFUSED, "run", "--card", path("large.card"), "-p", "x", says="another model")
 
     def test_too_long(self):
         tokens = self.report("info", path("doc4.card"))["tokens"]
@@ -478,7 +513,7 @@ class HelpTest(CliTest):
             self.assertRegex(self.succeed(command, "--help"), example, command)
 
     def test_version(self):
-        self.assertRegex(self.succeed("--version"), r"\Aqkvshare \d+\.\d+\.\d+\n\Z")
+        self.assertRegex(self.succeed("--version"), r"\Aqkvshare \d+\.\d+\.\d+ \(llama\.cpp \S+\)\n\Z")
 
     def test_models(self):
         models = self.report("models", "list")

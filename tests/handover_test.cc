@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <tuple>
 
+#include "card/card_test_util.h"
 #include "runtime/prompt.h"
 #include "tests/session_fixture.h"
 
@@ -218,17 +219,72 @@ TEST_F(HandoverTest, AContextSizeThatChangesTheEffectiveRopeIsRefused) {
   EXPECT_EQ(Restore(card, 40, MakeSession(*model, options).get()).code(), StatusCode::kMismatch);
 }
 
-TEST_F(HandoverTest, ACorruptPayloadIsRefusedBeforeTheSessionIsChanged) {
+TEST_F(HandoverTest, ACardWhoseValuesAreNotFiniteIsRefusedBeforeTheSessionIsChanged) {
   const auto model = LoadTiny({});
   const auto sender = MakeSession(*model);
   Prefill(sender.get(), SomeTokens(40));
   PackOptions pack;
   PackTimes times;
-  std::vector<uint8_t> bytes = Take(PackSession(*sender, pack, &times)).Bytes();
-  bytes[bytes.size() - 100] ^= 1;
-  const Result<Card> card = Card::FromBytes(bytes);
-  ASSERT_FALSE(card);
-  EXPECT_EQ(card.status().code(), StatusCode::kCorrupt);
+  const PackedCard packed = Take(PackSession(*sender, pack, &times));
+  // The last block's scales stand before its padding: their bytes become NaN, and the checksums are made to fit.
+  card_test::Parts parts(packed.Bytes());
+  std::fill(parts.sections.back().end() - 128, parts.sections.back().end(), uint8_t{0xFF});
+  const Card card = Take(Card::FromBytes(parts.Assemble()));
+  const auto receiver = MakeSession(*model);
+  const std::vector<int32_t> before = SomeTokens(10);
+  Prefill(receiver.get(), before);
+  const std::vector<float> logits = Logits(*receiver);
+  EXPECT_EQ(Restore(card, 40, receiver.get()).code(), StatusCode::kCorrupt);
+  EXPECT_EQ(receiver->tokens(), before);
+  EXPECT_EQ(Logits(*receiver), logits);
+  EXPECT_EQ(Take(receiver->TakeKv()).tokens(), before.size());
+}
+
+TEST_F(HandoverTest, AModelWithASmallerVocabularyRefusesBeforeItReadsTokens) {
+  TinyModelSpec large;
+  large.vocab = 400;
+  const auto model = LoadTiny(large);
+  const auto other = LoadTiny({}, "other.gguf");
+  const auto sender = MakeSession(*model);
+  std::vector<int32_t> tokens = SomeTokens(20);
+  tokens.push_back(399);
+  Prefill(sender.get(), tokens);
+  const Card card = PackCard(*sender, 4);
+  EXPECT_TRUE(CheckCardModel(card, *model).ok());
+  EXPECT_EQ(CheckCardModel(card, *other).code(), StatusCode::kMismatch);
+  EXPECT_EQ(Restore(card, 21, MakeSession(*other).get()).code(), StatusCode::kMismatch);
+  EXPECT_EQ(other->Detokenize({399}), "");
+}
+
+TEST_F(HandoverTest, AStateWhosePositionsDoNotCountFromZeroIsRefused) {
+  const auto model = LoadTiny({});
+  const auto sender = MakeSession(*model);
+  const std::vector<int32_t> tokens = SomeTokens(20);
+  Prefill(sender.get(), tokens);
+  std::vector<uint8_t> state = Take(sender->SaveState());
+  const auto receiver = MakeSession(*model);
+  ASSERT_TRUE(receiver->RestoreState(state, tokens).ok());
+  for (size_t cell = 0; cell < tokens.size(); ++cell)
+    state[16 + 12 * cell] += 100;  // positions, after a head of 16 bytes
+  EXPECT_EQ(receiver->RestoreState(state, tokens).code(), StatusCode::kUnsupported);
+  EXPECT_EQ(receiver->tokens(), tokens);
+  state.pop_back();
+  EXPECT_EQ(receiver->RestoreState(state, tokens).code(), StatusCode::kUnsupported);
+  EXPECT_EQ(receiver->tokens(), tokens);
+}
+
+TEST_F(HandoverTest, LocalPolicyWithoutAChoiceIsRefused) {
+  const auto model = LoadTiny({});
+  const auto sender = MakeSession(*model);
+  PrefillOptions prefill;
+  prefill.window = kWindowTokens;
+  ASSERT_TRUE(sender->Prefill(SomeTokens(100), prefill).ok());
+  PackOptions options;
+  options.policy = Policy::kLocal;
+  PackTimes times;
+  const Status status = PackSession(*sender, options, &times).status();
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("changes nothing"), std::string::npos) << status.message();
 }
 
 TEST_F(HandoverTest, ASessionCanReceiveAgainAndAgain) {

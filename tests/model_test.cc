@@ -88,15 +88,15 @@ void Print(const char* name, const Losses& losses) {
   }
 }
 
-// The floor is llama.cpp's own noise. Bounds are about twice what was measured on one prompt (the figures that Print
-// shows), since gaps under 2x on one prompt are noise.
+// The floor is llama.cpp's own noise. Bounds are about twice what was measured on this prompt (4 bits: 1.8 times the
+// floor on SmolLM2, 3.9 times on the 0.5B; 0.12 and 0.008 of Q4_0), since gaps under 2x on one prompt are noise.
 TEST(RealModelTest, SmolLM2) {
   const Result<std::string> path = ResolveModel("smollm2-135m");
   if (!path) GTEST_SKIP() << path.status().message();
   const Losses losses = ModelMeasurement(*path).Measure();
   Print("SmolLM2", losses);
   EXPECT_GT(losses.floor.mean_kl, 0);
-  EXPECT_LT(losses.card4.mean_kl, 10 * losses.floor.mean_kl);
+  EXPECT_LT(losses.card4.mean_kl, 4 * losses.floor.mean_kl);
   EXPECT_LT(losses.card8.mean_kl, 2 * losses.floor.mean_kl);
   EXPECT_LT(losses.card4.mean_kl, 0.25 * losses.q4_0.mean_kl);
 }
@@ -108,9 +108,9 @@ TEST(RealModelTest, QwenCoderHalfBillion) {
   const Losses losses = ModelMeasurement(*path).Measure();
   Print("Qwen2.5-Coder-0.5B", losses);
   EXPECT_GT(losses.floor.mean_kl, 0);
-  EXPECT_LT(losses.card4.mean_kl, 20 * losses.floor.mean_kl);
+  EXPECT_LT(losses.card4.mean_kl, 8 * losses.floor.mean_kl);
   EXPECT_LT(losses.card8.mean_kl, 2 * losses.floor.mean_kl);
-  EXPECT_LT(losses.card4.mean_kl, 0.05 * losses.q4_0.mean_kl);
+  EXPECT_LT(losses.card4.mean_kl, 0.02 * losses.q4_0.mean_kl);
 }
 
 }  // namespace

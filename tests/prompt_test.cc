@@ -46,6 +46,14 @@ TEST_F(PromptTest, CutsInsideAWordAnEmojiAndCjkText) {
   }
 }
 
+TEST_F(PromptTest, SpacesBeforePunctuationStay) {
+  TinyModelSpec spec;
+  spec.pre = "llama-bpe";  // llama.cpp's own detokenizer drops them for this one
+  const auto model = LoadTiny(spec);
+  ExpectWholePrompt(*model, "wait , what ? the c", "utting");
+  ExpectWholePrompt(*model, "it 's . ", "done !");
+}
+
 TEST_F(PromptTest, ACardThatEndsInsideACharacterIsJoined) {
   const auto model = LoadTiny({});
   const std::string text = "hello \U0001F600 world";
@@ -125,7 +133,19 @@ TEST_F(PromptTest, GeneratedTokensThatNoTextGivesAreKept) {
 
 TEST_F(PromptTest, NextUserTurnFollowsAConversation) {
   const auto model = LoadTiny({});
-  EXPECT_EQ(Take(NextUserTurn(*model, "Why?")), "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n");
+  const std::string turn = "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n";
+  EXPECT_EQ(Take(NextUserTurn(*model, "Why?", "")), turn);
+  EXPECT_EQ(Take(NextUserTurn(*model, "Why?", "so far")), "<|im_end|>\n" + turn);
+  EXPECT_EQ(Take(NextUserTurn(*model, "Why?", "all<|im_end|>")), "\n" + turn);
+  EXPECT_EQ(Take(NextUserTurn(*model, "Why?", "all<|im_end|>\n")), turn);
+}
+
+TEST_F(PromptTest, ModelsWithoutAUsableChatTemplateLoadAndRefuseToChat) {
+  TinyModelSpec spec;
+  spec.chat_template = "";
+  EXPECT_EQ(LoadTiny(spec)->ApplyChatTemplate({{"user", "Hi"}}, true).status().code(), StatusCode::kUnsupported);
+  spec.chat_template = "{% for message in messages %}";
+  EXPECT_EQ(LoadTiny(spec)->ApplyChatTemplate({{"user", "Hi"}}, true).status().code(), StatusCode::kUnsupported);
 }
 
 TEST(Utf8Test, AcceptsTextAndNamesTheFirstWrongByte) {

@@ -143,7 +143,10 @@ void Writer::AddTokenizer() {
   };
   gguf_context* gguf = gguf_.get();
   gguf_set_val_str(gguf, "tokenizer.ggml.model", "gpt2");
-  gguf_set_val_str(gguf, "tokenizer.ggml.pre", spec_.architecture == "qwen2" ? "qwen2" : "smollm");
+  gguf_set_val_str(gguf, "tokenizer.ggml.pre",
+                   !spec_.pre.empty()              ? spec_.pre.c_str()
+                   : spec_.architecture == "qwen2" ? "qwen2"
+                                                   : "smollm");
   set_strings("tokenizer.ggml.tokens", tokens);
   gguf_set_arr_data(gguf, "tokenizer.ggml.token_type", GGUF_TYPE_INT32, types.data(), types.size());
   set_strings("tokenizer.ggml.merges", merges);

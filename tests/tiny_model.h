@@ -38,6 +38,7 @@ struct TinyModelSpec {
   bool half_matrices = true;      // F16 matrices, else F32; vectors are always F32
   int context = 2048;
   bool add_bos = false;
+  std::string pre;                      // tokenizer.ggml.pre; empty: qwen2's for qwen2, else smollm's
   std::string chat_template = kChatMl;  // empty: none
   uint32_t seed = 1;
 };

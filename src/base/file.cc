@@ -110,7 +110,15 @@ Result<std::string> ReadText(const std::string& path, size_t limit_bytes) {
   }
 }
 
+Status CheckReplaceable(const std::string& path) {
+  struct stat info{};
+  if (stat(path.c_str(), &info) != 0 || S_ISREG(info.st_mode)) return {};
+  return {StatusCode::kInvalidArgument,
+          "cannot write " + path + ": it is there and is not a regular file; choose another name"};
+}
+
 Status WriteFileAtomic(const std::string& path, const std::vector<ByteSpan>& pieces) {
+  QKV_RETURN_IF_ERROR(CheckReplaceable(path));
   std::string temporary = path + ".XXXXXX";
   FileDescriptor file(mkostemp(temporary.data(), O_CLOEXEC));  // created with mode 0600
   if (!file.valid()) return ErrnoStatus("cannot create a file beside", path, errno);

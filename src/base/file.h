@@ -38,6 +38,9 @@ Result<std::string> ReadText(const std::string& path, size_t limit_bytes);
 // sees the old file or the whole new one, and a failure leaves neither a half file nor the temporary. Mode 0600.
 Status WriteFileAtomic(const std::string& path, const std::vector<ByteSpan>& pieces);
 
+// kInvalidArgument where something else than a regular file is at `path`: a rename would destroy it.
+Status CheckReplaceable(const std::string& path);
+
 // Creates a folder and its parents, mode 0700.
 Status MakeFolders(const std::string& path);
 

@@ -86,11 +86,14 @@ TEST_F(FileTest, WriteIntoAMissingFolderFails) {
   EXPECT_EQ(Entries(), 0u);
 }
 
-TEST_F(FileTest, WriteOverAFolderFailsAndLeavesNoTemporary) {
+TEST_F(FileTest, WriteOverWhatIsNoRegularFileIsRefusedAndLeavesItThere) {
   fs::create_directory(Path("a"));
-  EXPECT_EQ(WriteFileAtomic(Path("a"), {Bytes("x")}).code(), StatusCode::kIo);
+  EXPECT_EQ(WriteFileAtomic(Path("a"), {Bytes("x")}).code(), StatusCode::kInvalidArgument);
   EXPECT_TRUE(fs::is_directory(Path("a")));
-  EXPECT_EQ(Entries(), 1u);
+  ASSERT_EQ(mkfifo(Path("pipe").c_str(), 0600), 0);
+  EXPECT_EQ(WriteFileAtomic(Path("pipe"), {Bytes("x")}).code(), StatusCode::kInvalidArgument);
+  EXPECT_TRUE(fs::is_fifo(Path("pipe")));
+  EXPECT_EQ(Entries(), 2u);
 }
 
 TEST_F(FileTest, ReadTextHasALimit) {

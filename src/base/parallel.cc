@@ -2,12 +2,29 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 #include <mutex>
+#include <new>
 #include <system_error>
 #include <thread>
 #include <vector>
 
 namespace qkvshare {
+
+namespace {
+
+// An exception must not leave a thread.
+Status Run(const std::function<Status(size_t)>& work, size_t i) {
+  try {
+    return work(i);
+  } catch (const std::bad_alloc&) {
+    return {StatusCode::kOutOfRange, "out of memory"};
+  } catch (const std::exception& error) {
+    return {StatusCode::kInternal, error.what()};
+  }
+}
+
+}  // namespace
 
 Status ParallelFor(size_t count, int threads, const std::function<Status(size_t)>& work) {
   std::atomic<size_t> next{0};
@@ -19,7 +36,7 @@ Status ParallelFor(size_t count, int threads, const std::function<Status(size_t)
     while (!failed.load(std::memory_order_relaxed)) {
       const size_t i = next.fetch_add(1, std::memory_order_relaxed);
       if (i >= count) return;
-      Status result = work(i);
+      Status result = Run(work, i);
       if (result.ok()) continue;
       failed.store(true, std::memory_order_relaxed);
       const std::lock_guard lock(mutex);

@@ -14,6 +14,10 @@
 namespace qkvshare::cli {
 namespace {
 
+constexpr const char* kExample =
+    "Example:\n  qkvshare pack -f report.txt -o report.card --state-output report.state\n"
+    "  qkvshare eval handoff --card report.card --state report.state -q 'Who wrote the report?'";
+
 struct EvalFlags {
   ModelFlags model;
   HandoffRequest request;
@@ -44,7 +48,7 @@ nlohmann::json ReportJson(const Card& card, const HandoffReport& report) {
   }
   return {{"tokens", card.tokens()},
           {"card_bytes", card.file_bytes()},
-          {"f16_bytes", card.fp16_bytes()},
+          {"f16_state_bytes", report.state_bytes},
           {"code_bits", card.average_code_bits()},
           {"total_bits", card.average_total_bits()},
           {"questions", questions},
@@ -76,10 +80,10 @@ void PrintReport(const Card& card, const HandoffReport& report, size_t repeats) 
     fmt::print("\n");
   }
   fmt::print("\nBytes for {} tokens\n", card.tokens());
-  fmt::print("  F16 state   {:>9}\n", FormatBytes(card.fp16_bytes()));
+  fmt::print("  F16 state   {:>9}\n", FormatBytes(report.state_bytes));
   fmt::print("  card        {:>9}  {:.2f} times smaller, {:.2f} bits a channel, {:.2f} with everything\n",
              FormatBytes(card.file_bytes()),
-             static_cast<double>(card.fp16_bytes()) / static_cast<double>(card.file_bytes()), card.average_code_bits(),
+             static_cast<double>(report.state_bytes) / static_cast<double>(card.file_bytes()), card.average_code_bits(),
              card.average_total_bits());
   fmt::print("\nNext-token distributions against the F16 hand-over ({} tokens)\n", report.card.tokens);
   fmt::print("              mean KL   median      p99    worst   same top token\n");
@@ -113,7 +117,7 @@ Status RunHandoff(const EvalFlags& flags) {
     QKV_ASSIGN_OR_RETURN(report, MeasureHandoff(session.get(), request));
   }
   if (flags.json) {
-    fmt::print("{}\n", ReportJson(card, report).dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+    PrintJson(ReportJson(card, report));
   } else {
     PrintReport(card, report, flags.request.repeats);
   }
@@ -125,13 +129,11 @@ Status RunHandoff(const EvalFlags& flags) {
 Command AddEval(CLI::App* app) {
   auto flags = std::make_shared<EvalFlags>();
   app->require_subcommand(1);
-  app->footer(
-      "Example:\n  qkvshare pack -f report.txt -o report.card --state-output report.state\n"
-      "  qkvshare eval handoff --card report.card --state report.state -q 'Who wrote the report?'");
   CLI::App* handoff =
       app->add_subcommand("handoff", "Time to first token and fidelity of one hand-over, against its alternatives");
+  for (CLI::App* command : {app, handoff}) command->footer(kExample);
   flags->model.AddTo(handoff);
-  handoff->add_option("--card", flags->request.card_path, "The sender's card")->required();
+  handoff->add_option("--card", flags->request.card_path, "The sender's card")->required()->check(NotEmpty());
   handoff->add_option("--state", flags->request.state_path, "The sender's F16 state (pack --state-output)")->required();
   handoff->add_option("-q,--question", flags->request.questions, "The user's next turn; may be repeated")->required();
   handoff

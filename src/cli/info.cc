@@ -49,7 +49,9 @@ nlohmann::json InfoJson(const Card& card) {
 
 void PrintInfo(const Card& card) {
   const CardInfo& info = card.info();
-  const auto line = [](const char* label, const std::string& value) { fmt::print("{:<12} {}\n", label, value); };
+  const auto line = [](const char* label, const std::string& value) {
+    fmt::print("{:<12} {}\n", label, Printable(value));
+  };
   line("content id", ToHex(card.content_id()));
   line("model", fmt::format("{} ({}), fingerprint {}", info.model_name, info.architecture,
                             ToHex(card.identity().model).substr(0, 16)));
@@ -73,15 +75,15 @@ void PrintInfo(const Card& card) {
   }
   fmt::print("\nsegment     owner       first  tokens\n");
   for (const Segment& segment : info.segments) {
-    fmt::print("{:<11} {:<10} {:>6} {:>7}{}\n", segment.role, segment.owner, segment.first_token, segment.tokens,
-               segment.parent.empty() ? "" : "  from " + segment.parent.substr(0, 16));
+    fmt::print("{:<11} {:<10} {:>6} {:>7}{}\n", Printable(segment.role), Printable(segment.owner), segment.first_token,
+               segment.tokens, segment.parent.empty() ? "" : "  from " + Printable(segment.parent.substr(0, 16)));
   }
 }
 
 Status RunInfo(const InfoFlags& flags) {
   QKV_ASSIGN_OR_RETURN(const Card card, Card::Open(flags.card));
   if (flags.json) {
-    fmt::print("{}\n", InfoJson(card).dump(2));
+    PrintJson(InfoJson(card));
   } else {
     PrintInfo(card);
   }
@@ -99,8 +101,7 @@ Status RunVerify(const InfoFlags& flags) {
     }
   }
   if (flags.json) {
-    fmt::print("{}\n",
-               nlohmann::json{{"card", flags.card}, {"valid", true}, {"content_id", ToHex(card.content_id())}}.dump(2));
+    PrintJson({{"card", flags.card}, {"valid", true}, {"content_id", ToHex(card.content_id())}});
   } else {
     fmt::print("{}: valid, content id {}\n", flags.card, ToHex(card.content_id()));
   }

@@ -10,6 +10,7 @@
 #include "cli/terminal.h"
 #include "qkvshare/version.h"
 #include "quant/kernels.h"
+#include "runtime/backend.h"
 
 namespace qkvshare::cli {
 namespace {
@@ -40,7 +41,7 @@ constexpr const char* kFooter =
 int Main(int argc, char** argv) {
   CLI::App app("Hands an agent's context to the next one as a CacheCard: the KV cache, quantized token by token.",
                "qkvshare");
-  app.set_version_flag("--version", std::string("qkvshare ") + kVersionText);
+  app.set_version_flag("--version", fmt::format("qkvshare {} (llama.cpp {})", kVersionText, LlamaVersion()));
   app.footer(kFooter);
   app.require_subcommand(0, 1);  // none is reported below, so that a wrong name is reported as such
   const std::vector<std::pair<CLI::App*, Command>> commands = [&] {
@@ -65,7 +66,10 @@ int Main(int argc, char** argv) {
   }
   if (const Result<const Kernels*> kernels = SelectKernels(); !kernels) return ReportError(kernels.status());
   for (const auto& [command, run] : commands) {
-    if (command->parsed()) return run();
+    if (!command->parsed()) continue;
+    const int code = run();
+    const Status flushed = FlushOutput();
+    return code == kSuccess && !flushed.ok() ? ReportError(flushed) : code;
   }
   return ReportError({StatusCode::kInvalidArgument, "a command is needed; see --help"});
 }
@@ -77,7 +81,6 @@ int main(int argc, char** argv) {
   try {
     return qkvshare::cli::Main(argc, argv);
   } catch (const std::exception& error) {
-    fmt::print(stderr, "error: {}\n", error.what());
-    return qkvshare::cli::kFailure;
+    return qkvshare::cli::ReportError({qkvshare::StatusCode::kInternal, error.what()});
   }
 }

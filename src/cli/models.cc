@@ -31,7 +31,7 @@ Status List(bool json) {
                  model.description, model.license);
     }
   }
-  if (json) fmt::print("{}\n", array.dump(2));
+  if (json) PrintJson(array);
   return {};
 }
 
@@ -60,7 +60,6 @@ Command AddModels(CLI::App* app) {
     bool json = false;
   };
   auto flags = std::make_shared<Flags>();
-  app->footer("Example:\n  qkvshare models get smollm2-135m");
   app->require_subcommand(1);
   CLI::App* list = app->add_subcommand("list", "Models that can be had by name");
   list->add_flag("--json", flags->json, "Report as JSON");
@@ -68,6 +67,7 @@ Command AddModels(CLI::App* app) {
   get->add_option("name", flags->name, "A name from the list")->required();
   CLI::App* path = app->add_subcommand("path", "Print the path of a model that is present");
   path->add_option("name", flags->name, "A name from the list, or a GGUF file")->required();
+  for (CLI::App* command : {app, list, get, path}) command->footer("Example:\n  qkvshare models get smollm2-135m");
   return [=] {
     Status status;
     if (list->parsed()) status = List(flags->json);

@@ -45,18 +45,26 @@ Result<std::vector<ChatMessage>> ParseMessages(const std::string& text) {
 
 }  // namespace
 
-Status CheckBits(double bits) {
-  if (bits >= 4 && bits <= 16) return {};  // no NaN
-  return {StatusCode::kInvalidArgument, fmt::format("--bits {}: choose from 4 to 16", bits)};
-}
-
 Status CheckWritable(const std::string& path) {
   const std::filesystem::path parent = std::filesystem::path(path).parent_path();
   const std::string folder = parent.empty() ? "." : parent.string();
-  if (access(folder.c_str(), W_OK | X_OK) == 0) return {};
+  if (access(folder.c_str(), W_OK | X_OK) == 0) return CheckReplaceable(path);
   const int error = errno;
   return {error == ENOENT ? StatusCode::kNotFound : StatusCode::kIo,
           fmt::format("cannot write {}: folder {}: {}", path, folder, std::generic_category().message(error))};
+}
+
+CLI::Validator NotEmpty() {
+  return {[](std::string& text) { return std::string(text.empty() ? "is empty" : ""); }, ""};
+}
+
+CLI::Validator Finite(double low, double high) {
+  const auto check = [low, high](std::string& text) {
+    double value = 0;
+    const bool good = CLI::detail::lexical_cast(text, value) && value >= low && value <= high;
+    return good ? std::string() : fmt::format("{} is not a number from {} to {}", text, low, high);
+  };
+  return {check, ""};
 }
 
 void ModelFlags::AddTo(CLI::App* app) {
@@ -71,8 +79,11 @@ void ModelFlags::AddTo(CLI::App* app) {
   app->add_option("--ubatch-size", session.batch, "Tokens of one decode call, as llama.cpp's -ub")
       ->check(CLI::Range(1, 1 << 16))
       ->capture_default_str();
-  app->add_option("--rope-freq-base", session.rope_freq_base, "RoPE base (0: from the model)")->capture_default_str();
+  app->add_option("--rope-freq-base", session.rope_freq_base, "RoPE base (0: from the model)")
+      ->check(Finite(0, 1e12))
+      ->capture_default_str();
   app->add_option("--rope-freq-scale", session.rope_freq_scale, "RoPE frequency scale (0: from the model)")
+      ->check(Finite(0, 1e6))
       ->capture_default_str();
 }
 
@@ -94,8 +105,9 @@ uint32_t ContextFor(const Model& model, size_t tokens) {
 
 void PromptFlags::AddTo(CLI::App* app) {
   app->add_option("-p,--prompt", text, "The text itself");
-  app->add_option("-f,--file", file, "File with the text (- for standard input)");
-  app->add_option("--messages", messages_file, "JSON file with chat messages, through the model's chat template");
+  app->add_option("-f,--file", file, "File with the text (- for standard input)")->check(NotEmpty());
+  app->add_option("--messages", messages_file, "JSON file with chat messages, through the model's chat template")
+      ->check(NotEmpty());
   app->add_flag("--chat", chat, "The text is a user's turn, through the model's chat template");
   app->add_option("--system-prompt", system, "With --chat: the system message, as llama.cpp's -sys")->needs("--chat");
 }
@@ -115,6 +127,7 @@ Result<Prompt> ReadPrompt(const PromptFlags& flags, const Model& model, bool add
     QKV_ASSIGN_OR_RETURN(prompt.text, ReadText(source, kMaxPromptBytes));
   }
   QKV_RETURN_IF_ERROR(CheckUtf8(prompt.text));
+  QKV_RETURN_IF_ERROR(CheckUtf8(flags.system));
   if (!flags.messages_file.empty()) {
     QKV_ASSIGN_OR_RETURN(prompt.messages, ParseMessages(prompt.text));
   } else if (flags.chat) {

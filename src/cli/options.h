@@ -12,9 +12,15 @@
 
 namespace CLI {
 class App;
-}
+class Validator;
+}  // namespace CLI
 
 namespace qkvshare::cli {
+
+// A text that is not empty: an unset variable must not pass for a flag that was left out.
+CLI::Validator NotEmpty();
+// A number in [low, high], and no NaN.
+CLI::Validator Finite(double low, double high);
 
 // -m, -ngl, -c, -t, -ub, --rope-freq-base, --rope-freq-scale.
 struct ModelFlags {
@@ -53,9 +59,7 @@ struct Prompt {
 // wrong JSON.
 Result<Prompt> ReadPrompt(const PromptFlags& flags, const Model& model, bool add_generation_prompt);
 
-// What would fail only after the work is checked before it: kInvalidArgument for bits that no card can have, kNotFound
-// and kIo where no file can be written at `path`.
-Status CheckBits(double bits);
+// Checked before the work: kNotFound, kIo or kInvalidArgument where no file can be written at `path`.
 Status CheckWritable(const std::string& path);
 
 }  // namespace qkvshare::cli

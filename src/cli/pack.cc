@@ -36,14 +36,17 @@ struct PackResult {
 };
 
 Status PackPrompt(const PackFlags& flags, PackResult* result) {
-  QKV_RETURN_IF_ERROR(CheckBits(flags.bits));
   QKV_RETURN_IF_ERROR(CheckWritable(flags.output));
   if (!flags.state_output.empty()) QKV_RETURN_IF_ERROR(CheckWritable(flags.state_output));
+  if (flags.state_output == flags.output) {
+    return {StatusCode::kInvalidArgument, "-o and --state-output name the same file"};
+  }
   PackOptions options;
   QKV_ASSIGN_OR_RETURN(options.policy, PolicyFromName(flags.policy));
   options.code_bits = flags.bits;
   options.max_bytes = flags.max_bytes;
   options.sender = flags.agent;
+  QKV_RETURN_IF_ERROR(CheckPackOptions(options));
   QKV_ASSIGN_OR_RETURN(const std::unique_ptr<Model> model, flags.model.Load());
   QKV_ASSIGN_OR_RETURN(const Prompt prompt, ReadPrompt(flags.prompt, *model, flags.generation_prompt));
   const std::vector<int32_t> tokens = model->Tokenize(prompt.text, /*add_special=*/true);
@@ -94,7 +97,7 @@ Status RunPack(const PackFlags& flags) {
                                      {"plan", result.times.plan_us},
                                      {"quantize", result.times.quantize_us},
                                      {"write", result.write_us}}}};
-    fmt::print("{}\n", object.dump(2));
+    PrintJson(object);
     return {};
   }
   fmt::print("{}: {} tokens, {} (F16: {}), {:.2f} bits a channel, {:.2f} with everything, policy {}\n", flags.output,
@@ -115,7 +118,7 @@ Command AddPack(CLI::App* app) {
       "  echo 'Some text' | qkvshare pack -o text.card --policy local --bits 5");
   flags->model.AddTo(app);
   flags->prompt.AddTo(app);
-  app->add_option("-o,--output", flags->output, "The card to write")->required();
+  app->add_option("-o,--output", flags->output, "The card to write")->required()->check(NotEmpty());
   app->add_option("--policy", flags->policy, "Bit allocation: uniform, or local (attention of the last window)")
       ->capture_default_str();
   app->add_option("--bits", flags->bits, "Average bits of a key or value channel, 4 to 16 (16: exact)")
@@ -127,7 +130,8 @@ Command AddPack(CLI::App* app) {
   app->add_flag("--generation-prompt", flags->generation_prompt,
                 "With --chat or --messages: end with the start of the assistant's turn");
   app->add_option("--state-output", flags->state_output,
-                  "Also write llama.cpp's F16 state of the same tokens, to compare with");
+                  "Also write llama.cpp's F16 state of the same tokens, to compare with")
+      ->check(NotEmpty());
   app->add_flag("--json", flags->json, "Report as JSON");
   return [flags] {
     const Status status = RunPack(*flags);

@@ -53,8 +53,9 @@ class Runner {
     const InterruptScope interrupt([this] { session_->Cancel(); });
     QKV_RETURN_IF_ERROR(PrefillRest());
     QKV_RETURN_IF_ERROR(GenerateText());
+    if (!flags_.output.empty()) QKV_RETURN_IF_ERROR(SaveCard());
     report_.cache_rows = session_->tokens().size();
-    return flags_.output.empty() ? Status() : SaveCard();
+    return {};
   }
   const RunReport& report() const { return report_; }
 
@@ -65,7 +66,7 @@ class Runner {
               "-o together with --card is not possible yet: what a card holds must not be quantized twice"};
     }
     if (!flags_.output.empty()) {
-      QKV_RETURN_IF_ERROR(CheckBits(flags_.bits));
+      QKV_RETURN_IF_ERROR(CheckPackOptions(SaveOptions()));
       QKV_RETURN_IF_ERROR(CheckWritable(flags_.output));
     }
     if (!flags_.card.empty()) {
@@ -75,17 +76,13 @@ class Runner {
       report_.stages.emplace_back("open_verify", watch.LapUs());
     }
     QKV_ASSIGN_OR_RETURN(model_, flags_.model.Load());
+    if (card_) QKV_RETURN_IF_ERROR(CheckCardModel(*card_, *model_));
     QKV_RETURN_IF_ERROR(MakePrompt());
     SessionOptions options = flags_.model.session;
     const size_t needed = prompt_.tokens.size() + flags_.generate.predict;
     if (options.context == 0) options.context = ContextFor(*model_, needed);
     QKV_ASSIGN_OR_RETURN(session_, Session::Create(*model_, options));
-    if (prompt_.tokens.size() > session_->context()) {
-      return {StatusCode::kOutOfRange,
-              fmt::format("the prompt does not fit the context: {} tokens needed, {} available; use a larger -c",
-                          prompt_.tokens.size(), session_->context())};
-    }
-    return {};
+    return session_->CheckRoom(prompt_.tokens.size());
   }
 
   Status MakePrompt() {
@@ -98,7 +95,10 @@ class Runner {
     if (whole) {
       prompt_ = MatchPrompt(card_tokens, model_->Tokenize(prompt.text, /*add_special=*/true));
     } else if (flags_.prompt.chat) {
-      QKV_ASSIGN_OR_RETURN(const std::string turn, NextUserTurn(*model_, prompt.text));
+      // Generated text leaves the assistant's turn open.
+      const bool open = card_->info().segments.back().role == "generated";
+      const std::string card_text = open ? model_->Detokenize({card_tokens.begin(), card_tokens.end()}) : "";
+      QKV_ASSIGN_OR_RETURN(const std::string turn, NextUserTurn(*model_, prompt.text, card_text));
       prompt_ = JoinPrompt(*model_, card_tokens, turn);
     } else {
       prompt_ = JoinPrompt(*model_, card_tokens, prompt.text);
@@ -149,10 +149,28 @@ class Runner {
     return {};
   }
 
-  Status SaveCard() {
+  // Decodes what was generated last, so that the card holds all that was printed, and the end token if there was one.
+  Status DecodeRest() {
+    std::vector<int32_t> all = prompt_.tokens;
+    const Generation& generation = report_.generation;
+    all.insert(all.end(), generation.tokens.begin(), generation.tokens.end());
+    if (generation.end_token >= 0) all.push_back(generation.end_token);
+    const auto rest = std::span(all).subspan(session_->tokens().size());
+    if (rest.empty()) return {};
+    session_->ResetCancel();
+    return session_->Prefill(rest, {});
+  }
+
+  PackOptions SaveOptions() const {
     PackOptions options;
     options.code_bits = flags_.bits;
     options.sender = flags_.agent;
+    return options;
+  }
+
+  Status SaveCard() {
+    QKV_RETURN_IF_ERROR(DecodeRest());
+    PackOptions options = SaveOptions();
     const auto prompt_tokens = static_cast<uint32_t>(prompt_.tokens.size());
     options.segments.push_back({"prompt", flags_.agent, "", 0, prompt_tokens});
     if (const auto all = static_cast<uint32_t>(session_->tokens().size()); all > prompt_tokens) {
@@ -171,7 +189,7 @@ class Runner {
   RunReport report_;
 };
 
-void PrintJson(const RunFlags& flags, const RunReport& report) {
+void PrintReport(const RunFlags& flags, const RunReport& report) {
   nlohmann::json stages = nlohmann::json::object();
   int64_t ttft_us = 0;
   for (const auto& [name, us] : report.stages) {
@@ -190,8 +208,7 @@ void PrintJson(const RunFlags& flags, const RunReport& report) {
                                  {"stop", StopReasonName(report.generation.stop)},
                                  {"ttft_us", ttft_us},
                                  {"stages_us", stages}};
-  // Generated text may end inside a character.
-  fmt::print("{}\n", object.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+  PrintJson(object);
 }
 
 }  // namespace
@@ -205,20 +222,27 @@ Command AddRun(CLI::App* app) {
       "prompt, and the card covers what they share.");
   flags->model.AddTo(app);
   flags->prompt.AddTo(app);
-  app->add_option("--card", flags->card, "The card to continue from");
+  app->add_option("--card", flags->card, "The card to continue from")->check(NotEmpty());
   app->add_flag("--whole", flags->whole, "The prompt is the whole prompt, not what follows the card");
   app->add_flag("--verify", flags->verify, "Also check the card's digests (always done for other users' cards)");
   app->add_option("-o,--output", flags->output,
-                  "Without --card: write a card of prompt and generated text (after Ctrl-C too)");
+                  "Without --card: write a card of prompt and generated text (after Ctrl-C too)")
+      ->check(NotEmpty());
   app->add_option("--bits", flags->bits, "Of that card: average bits, 4 to 16")->capture_default_str();
   app->add_option("--agent", flags->agent, "The sender's name, kept in that card")->capture_default_str();
   app->add_option("-n,--predict", flags->generate.predict, "Tokens to generate at most")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  app->add_option("--temp", flags->generate.sampling.temp, "Temperature (0: greedy)")->capture_default_str();
+  app->add_option("--temp", flags->generate.sampling.temp, "Temperature (0: greedy)")
+      ->check(Finite(-1e6, 1e6))
+      ->capture_default_str();
   app->add_option("--top-k", flags->generate.sampling.top_k, "Top-k sampling")->capture_default_str();
-  app->add_option("--top-p", flags->generate.sampling.top_p, "Top-p sampling")->capture_default_str();
-  app->add_option("--min-p", flags->generate.sampling.min_p, "Min-p sampling")->capture_default_str();
+  app->add_option("--top-p", flags->generate.sampling.top_p, "Top-p sampling")
+      ->check(Finite(0, 1))
+      ->capture_default_str();
+  app->add_option("--min-p", flags->generate.sampling.min_p, "Min-p sampling")
+      ->check(Finite(0, 1))
+      ->capture_default_str();
   app->add_option("-s,--seed", flags->generate.sampling.seed, "Seed (4294967295: random)")->capture_default_str();
   app->add_flag("--json", flags->json, "Report as JSON: text, cached_tokens, evaluated_tokens, mode, reason, stages");
   return [flags] {
@@ -227,7 +251,7 @@ Command AddRun(CLI::App* app) {
     if (!status.ok()) return ReportError(status);
     const RunReport& report = runner.report();
     if (flags->json) {
-      PrintJson(*flags, report);
+      PrintReport(*flags, report);
     } else if (!flags->card.empty()) {
       fmt::print(stderr, "mode: {} ({}; {} tokens evaluated)\n", report.mode, report.reason, report.evaluated_tokens);
     }

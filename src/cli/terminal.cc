@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 namespace qkvshare::cli {
@@ -39,10 +40,23 @@ int ExitCodeOf(const Status& status) {
 }
 
 int ReportError(const Status& status) {
-  std::string line = status.message();  // may hold names of files, and these anything
-  std::replace_if(line.begin(), line.end(), [](char c) { return c == '\n' || c == '\r'; }, ' ');
-  fmt::print(stderr, "error: {}\n", line);
+  fmt::print(stderr, "error: {}\n", Printable(status.message()));  // it may hold names of files, and these anything
   return ExitCodeOf(status);
+}
+
+std::string Printable(std::string text) {
+  const auto is_control = [](char c) { return static_cast<uint8_t>(c) < 0x20 || c == 0x7F; };
+  std::replace_if(text.begin(), text.end(), is_control, '?');
+  return text;
+}
+
+void PrintJson(const nlohmann::json& object) {
+  fmt::print("{}\n", object.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+}
+
+Status FlushOutput() {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return {};
+  return {StatusCode::kIo, "cannot write to standard output: the output is not complete"};
 }
 
 ProgressLine::ProgressLine(std::string label) : label_(std::move(label)), enabled_(isatty(STDERR_FILENO) == 1) {}
@@ -71,11 +85,11 @@ void ProgressLine::Done() {
 
 InterruptScope::InterruptScope(std::function<void()> on_interrupt) {
   interrupt_call = std::move(on_interrupt);
-  std::signal(SIGINT, OnInterrupt);
+  before_ = std::signal(SIGINT, OnInterrupt);
 }
 
 InterruptScope::~InterruptScope() {
-  std::signal(SIGINT, SIG_DFL);
+  std::signal(SIGINT, before_);
   interrupt_call = nullptr;
 }
 

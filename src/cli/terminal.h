@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "qkvshare/status.h"
@@ -23,6 +24,15 @@ int ExitCodeOf(const Status& status);
 
 // "error: ..." on standard error, as one line. Returns the exit code.
 int ReportError(const Status& status);
+
+// Text from a file or another agent, fit for a terminal: control characters become '?'.
+std::string Printable(std::string text);
+
+// Indented, on standard output; bytes that are not UTF-8 (names of files, text cut inside a character) are replaced.
+void PrintJson(const nlohmann::json& object);
+
+// Flushes standard output; kIo where something of it could not be written.
+Status FlushOutput();
 
 // A progress line on standard error: on a terminal only, so that logs stay quiet. Erased by Done or destruction.
 class ProgressLine {
@@ -50,6 +60,9 @@ class InterruptScope {
   ~InterruptScope();
   InterruptScope(const InterruptScope&) = delete;
   InterruptScope& operator=(const InterruptScope&) = delete;
+
+ private:
+  void (*before_)(int);
 };
 
 // "1.5 MB", "12 kB", "900 B" (decimal).

@@ -58,7 +58,7 @@ Fidelity FidelityMeter::Result() const {
   std::vector<double> sorted = kl_;
   std::sort(sorted.begin(), sorted.end());
   const auto quantile = [&](double q) {
-    return sorted[static_cast<size_t>(q * static_cast<double>(sorted.size() - 1) + 0.5)];
+    return sorted[static_cast<size_t>(std::lround(q * static_cast<double>(sorted.size() - 1)))];
   };
   result.mean_kl = std::accumulate(sorted.begin(), sorted.end(), 0.0) / static_cast<double>(sorted.size());
   result.median_kl = quantile(0.5);

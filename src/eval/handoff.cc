@@ -1,10 +1,11 @@
 #include "eval/handoff.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <numeric>
 
 #include "base/file.h"
-#include "base/hash.h"
 #include "base/stopwatch.h"
 #include "card/card.h"
 #include "runtime/prompt.h"
@@ -14,6 +15,7 @@ namespace qkvshare {
 namespace {
 
 constexpr size_t kNoisePiece = 16;
+constexpr size_t kMaxStateBytes = size_t{1} << 40;
 
 class HandoffMeasurement {
  public:
@@ -27,21 +29,22 @@ class HandoffMeasurement {
     FidelityMeter card_meter;
     FidelityMeter noise_meter;
     for (const std::string& question : request_.questions) {
-      QKV_ASSIGN_OR_RETURN(const std::string turn, NextUserTurn(session_.model(), question));
+      QKV_ASSIGN_OR_RETURN(const std::string turn, NextUserTurn(session_.model(), question, ""));
       prompt_ = JoinPrompt(session_.model(), card.token_ids(), turn);
       HandoffQuestion& result = report.questions.emplace_back();
       result.text = question;
-      QKV_ASSIGN_OR_RETURN(const std::vector<int32_t> reference_answer, RunArms(question, &result));
-      Step("fidelity: " + question);
+      QKV_ASSIGN_OR_RETURN(const std::vector<int32_t> reference_answer, RunArms(&result));
+      Step("fidelity");
       QKV_RETURN_IF_ERROR(AddFidelity(reference_answer, &card_meter, &noise_meter));
     }
     for (const auto& [question, answer] : request_.known_answers) {
-      Step("fidelity: " + question);
-      QKV_ASSIGN_OR_RETURN(const std::string turn, NextUserTurn(session_.model(), question));
+      Step("fidelity");
+      QKV_ASSIGN_OR_RETURN(const std::string turn, NextUserTurn(session_.model(), question, ""));
       prompt_ = JoinPrompt(session_.model(), card.token_ids(), turn);
       QKV_RETURN_IF_ERROR(
           AddFidelity(session_.model().Tokenize(answer, /*add_special=*/false), &card_meter, &noise_meter));
     }
+    report.state_bytes = state_bytes_;
     report.card = card_meter.Result();
     report.noise_floor = noise_meter.Result();
     return report;
@@ -59,7 +62,7 @@ class HandoffMeasurement {
   }
 
   // All arms of one question; returns the answer of the F16 hand-over.
-  Result<std::vector<int32_t>> RunArms(const std::string& question, HandoffQuestion* result) {
+  Result<std::vector<int32_t>> RunArms(HandoffQuestion* result) {
     const std::vector<std::pair<std::string, Inject>> arms = Arms();
     std::vector<std::vector<HandoffArm>> runs(arms.size());
     std::vector<int32_t> reference_answer;
@@ -67,7 +70,7 @@ class HandoffMeasurement {
       for (size_t i = 0; i < runs.size(); ++i) {
         const auto& [name, inject] = arms[i];
         if (repeat > 0 && inject == &HandoffMeasurement::InjectNothing) continue;  // takes as long as all else together
-        Step(name + ": " + question);
+        Step(name);
         QKV_ASSIGN_OR_RETURN(HandoffArm arm, RunArm(name, inject));
         if (name == kStateArm) reference_answer = answer_;
         runs[i].push_back(std::move(arm));
@@ -96,11 +99,11 @@ class HandoffMeasurement {
 
   Status InjectState(HandoffArm* arm) {
     Stopwatch watch;
-    QKV_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(request_.state_path));
-    // Reads every page, as opening a card does.
-    (void)Xxh3(file.bytes());
-    arm->stages.push_back({"open and verify", watch.LapUs()});
-    QKV_RETURN_IF_ERROR(session_.RestoreState(file.bytes(), sender_tokens_));
+    QKV_ASSIGN_OR_RETURN(const std::string state, ReadText(request_.state_path, kMaxStateBytes));
+    state_bytes_ = state.size();
+    arm->stages.push_back({"read", watch.LapUs()});
+    const ByteSpan bytes(reinterpret_cast<const uint8_t*>(state.data()), state.size());
+    QKV_RETURN_IF_ERROR(session_.RestoreState(bytes, sender_tokens_));
     QKV_RETURN_IF_ERROR(session_.Truncate(prompt_.cached));
     arm->stages.push_back({"inject", watch.LapUs()});
     return {};
@@ -125,7 +128,9 @@ class HandoffMeasurement {
     arm.cached_tokens = session_.tokens().size();
     arm.evaluated_tokens = prompt_.tokens.size() - arm.cached_tokens;
     Stopwatch watch;
-    QKV_RETURN_IF_ERROR(session_.Prefill(std::span(prompt_.tokens).subspan(arm.cached_tokens), {}));
+    PrefillOptions prefill;
+    prefill.progress = [&](size_t done, size_t total) { Step(fmt::format("{}, {}/{} tokens", name, done, total)); };
+    QKV_RETURN_IF_ERROR(session_.Prefill(std::span(prompt_.tokens).subspan(arm.cached_tokens), prefill));
     arm.stages.push_back({arm.cached_tokens > 0 ? "suffix prefill" : "prefill", watch.LapUs()});
     GenerateOptions options;
     options.sampling.temp = 0;
@@ -158,6 +163,7 @@ class HandoffMeasurement {
   Session& session_;
   const HandoffRequest& request_;
   std::vector<int32_t> sender_tokens_;
+  size_t state_bytes_ = 0;
   JoinedPrompt prompt_;
   std::vector<int32_t> answer_;  // of the arm that ran last
 };

@@ -38,8 +38,9 @@ struct HandoffQuestion {
 
 struct HandoffReport {
   std::vector<HandoffQuestion> questions;
-  Fidelity card;         // against the F16 hand-over
-  Fidelity noise_floor;  // the F16 hand-over against itself, suffix in pieces of 16
+  size_t state_bytes = 0;  // of the F16 state's file
+  Fidelity card;           // against the F16 hand-over
+  Fidelity noise_floor;    // the F16 hand-over against itself, suffix in pieces of 16
 };
 
 struct HandoffRequest {

@@ -5,7 +5,8 @@
 
 namespace qkvshare {
 
-// Starts llama.cpp's backends once a process and takes over its log: errors and warnings are kept for LastLlamaError,
+// Starts llama.cpp's backends once a process and takes over its log: errors and warnings are kept for
+// TakeLastLlamaError,
 // the rest is dropped. Thread-safe, cheap after the first call.
 void InitBackend();
 

@@ -1,5 +1,7 @@
 #include "runtime/generate.h"
 
+#include <algorithm>
+#include <cmath>
 #include <memory>
 
 #include "base/stopwatch.h"
@@ -49,10 +51,16 @@ Result<Generation> Generate(Session* session, const GenerateOptions& options) {
   Stopwatch total;
   Stopwatch first;
   while (out.tokens.size() < options.predict) {
+    const float* logits = session->logits();
+    if (!std::all_of(logits, logits + session->model().vocab_size(), [](float x) { return std::isfinite(x); })) {
+      return Status(StatusCode::kNonFinite,
+                    "the model's logits are not finite; check the model file and the RoPE flags");
+    }
     const int32_t token = llama_sampler_sample(sampler.get(), session->handle(), -1);
     if (out.tokens.empty()) out.first_token_us = first.LapUs();
     if (session->model().IsEndOfGeneration(token)) {
       out.stop = StopReason::kEndToken;
+      out.end_token = token;
       break;
     }
     out.tokens.push_back(token);

@@ -35,13 +35,14 @@ struct Generation {
   std::vector<int32_t> tokens;  // sampled, without the end token
   std::string text;
   StopReason stop = StopReason::kLength;
+  int32_t end_token = -1;      // the one that stopped it, not in tokens and not decoded
   int64_t first_token_us = 0;  // sampling the first token
   int64_t total_us = 0;
 };
 
 // Continues after the session's last token, which must have been decoded (its logits are there). A sampled token is
 // decoded only when another is wanted: afterwards the session holds all tokens but the last one sampled. Cancelling is
-// no error: what has been sampled is returned.
+// no error: what has been sampled is returned. kNonFinite where the model's logits are not numbers.
 Result<Generation> Generate(Session* session, const GenerateOptions& options);
 
 }  // namespace qkvshare

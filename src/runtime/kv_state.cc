@@ -96,11 +96,11 @@ Result<StateLayout> LearnStateLayout(ByteSpan one_token_state, const std::vector
   return StateLayout{head.magic, GGML_TYPE_F16, shapes};
 }
 
-Result<size_t> CheckState(ByteSpan bytes, const StateLayout& layout) {
+Result<std::vector<int32_t>> CheckState(ByteSpan bytes, const StateLayout& layout) {
   Head head;
   Body body;
   QKV_RETURN_IF_ERROR(ReadState(bytes, layout, &head, &body));
-  return head.positions.size();
+  return head.positions;
 }
 
 Result<KvState> KvState::Parse(std::vector<uint8_t> bytes, const StateLayout& layout) {

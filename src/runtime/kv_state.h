@@ -25,8 +25,8 @@ struct StateLayout {
 // What a one-token state must look like to be understood. kUnsupported says what differs.
 Result<StateLayout> LearnStateLayout(ByteSpan one_token_state, const std::vector<LayerShape>& shapes);
 
-// Number of tokens of a state that is laid out as `layout` says; else the errors of KvState::Parse. Copies nothing.
-Result<size_t> CheckState(ByteSpan bytes, const StateLayout& layout);
+// Positions of a state that is laid out as `layout` says; else the errors of KvState::Parse. Copies no rows.
+Result<std::vector<int32_t>> CheckState(ByteSpan bytes, const StateLayout& layout);
 
 // Rows of a sequence, as llama.cpp wrote them.
 class KvState {

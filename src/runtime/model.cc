@@ -55,6 +55,7 @@ Result<std::unique_ptr<Model>> Model::Load(const std::string& path, const ModelO
     };
   }
   std::unique_ptr<Model> model(new Model());
+  TakeLastLlamaError();  // of earlier calls
   try {
     model->model_ = llama_model_load_from_file(path.c_str(), params);
     if (cancelled) return Status(StatusCode::kCancelled, "loading was cancelled");
@@ -63,12 +64,24 @@ Result<std::unique_ptr<Model>> Model::Load(const std::string& path, const ModelO
     if (const std::string obstacle = Obstacle(model->model_); !obstacle.empty()) {
       return Status(StatusCode::kUnsupported, fmt::format("{} cannot be handed over yet: {}", path, obstacle));
     }
-    model->templates_ = {common_chat_templates_init(model->model_, "").release(), common_chat_templates_free};
   } catch (const std::exception& e) {
     return Status(StatusCode::kCorrupt, fmt::format("cannot load the model {}: {}", path, e.what()));
   }
+  model->LoadTemplates();
   QKV_ASSIGN_OR_RETURN(model->fingerprint_, FingerprintModel(path));
   return model;
+}
+
+// A model is of use without them: what is wrong is said where a template is asked for.
+void Model::LoadTemplates() {
+  try {
+    templates_ = {common_chat_templates_init(model_, "").release(), common_chat_templates_free};
+    if (common_chat_templates_was_explicit(templates_.get())) return;
+    template_problem_ = "the model has no chat template; give the text without --chat or --messages";
+  } catch (const std::exception& e) {
+    template_problem_ = fmt::format("llama.cpp cannot read the model's chat template ({})", e.what());
+  }
+  templates_.reset();
 }
 
 Model::~Model() {
@@ -99,27 +112,21 @@ std::vector<int32_t> Model::Tokenize(const std::string& text, bool add_special) 
 }
 
 std::string Model::Detokenize(const std::vector<int32_t>& tokens) const {
+  // Not llama_detokenize: for some tokenizers that drops spaces before punctuation.
   size_t first = 0;
   if (!tokens.empty() && llama_vocab_get_add_bos(vocab()) && tokens[0] == llama_vocab_bos(vocab())) first = 1;
-  const int32_t count = static_cast<int32_t>(tokens.size() - first);
-  std::string text(tokens.size() * 8 + 16, '\0');
-  const auto call = [&] {
-    return llama_detokenize(vocab(), tokens.data() + first, count, text.data(), static_cast<int32_t>(text.size()),
-                            /*remove_special=*/false, /*unparse_special=*/true);
-  };
-  int32_t bytes = call();
-  if (bytes < 0) {
-    text.resize(static_cast<size_t>(-bytes));
-    bytes = call();
-  }
-  text.resize(static_cast<size_t>(std::max(bytes, 0)));
+  std::string text;
+  for (size_t i = first; i < tokens.size(); ++i) text += Bytes(tokens[i], /*special=*/true);
   return text;
 }
 
-std::string Model::Piece(int32_t token) const {
+std::string Model::Piece(int32_t token) const { return Bytes(token, /*special=*/false); }
+
+std::string Model::Bytes(int32_t token, bool special) const {
+  if (token < 0 || token >= vocab_size()) return "";
   std::string piece(64, '\0');
   const auto call = [&] {
-    return llama_token_to_piece(vocab(), token, piece.data(), static_cast<int32_t>(piece.size()), 0, false);
+    return llama_token_to_piece(vocab(), token, piece.data(), static_cast<int32_t>(piece.size()), 0, special);
   };
   int32_t bytes = call();
   if (bytes < 0) {
@@ -134,6 +141,7 @@ bool Model::IsEndOfGeneration(int32_t token) const { return llama_vocab_is_eog(v
 
 Result<std::string> Model::ApplyChatTemplate(const std::vector<ChatMessage>& messages,
                                              bool add_generation_prompt) const {
+  if (templates_ == nullptr) return Status(StatusCode::kUnsupported, template_problem_);
   try {
     common_chat_templates_inputs inputs;
     for (const ChatMessage& message : messages) {

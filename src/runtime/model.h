@@ -40,15 +40,15 @@ class Model {
   // Token ids of text as llama.cpp makes them for a prompt: special tokens in the text are recognized, and BOS is added
   // where the model wants it, once. add_special: false for text that follows other text.
   std::vector<int32_t> Tokenize(const std::string& text, bool add_special) const;
-  // The text that these tokens came from; a leading BOS that Tokenize would add again is left out. Special tokens are
-  // written out.
+  // The bytes that these tokens stand for, special tokens written out; a leading BOS that Tokenize would add again is
+  // left out. Tokens outside the vocabulary stand for nothing.
   std::string Detokenize(const std::vector<int32_t>& tokens) const;
   // Bytes of one token as generated text: control tokens are empty.
   std::string Piece(int32_t token) const;
   bool IsEndOfGeneration(int32_t token) const;
 
   // The messages by the model's own chat template, with the start of the assistant's turn if add_generation_prompt.
-  // kUnsupported where the template refuses them.
+  // kUnsupported where the model has no template, or one that cannot be read or that refuses them.
   Result<std::string> ApplyChatTemplate(const std::vector<ChatMessage>& messages, bool add_generation_prompt) const;
 
   int32_t vocab_size() const;
@@ -62,10 +62,13 @@ class Model {
 
  private:
   Model() = default;
+  void LoadTemplates();
   std::string Meta(const char* key) const;
+  std::string Bytes(int32_t token, bool special) const;
 
   llama_model* model_ = nullptr;
   std::unique_ptr<common_chat_templates, void (*)(common_chat_templates*)> templates_{nullptr, nullptr};
+  std::string template_problem_;  // why templates_ is empty
   Digest fingerprint_{};
 };
 

@@ -1,7 +1,7 @@
 #include "runtime/model_store.h"
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
+#include <cstdlib>
 
 #include <filesystem>
 #include <fstream>

@@ -11,9 +11,6 @@ size_t CommonPrefix(std::span<const int32_t> a, std::span<const int32_t> b) {
   return static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
 }
 
-// Tokens at the seam that joining card and text may change; where more change, the card's text is not its tokens' own.
-constexpr size_t kSeamTokens = 16;
-
 // Bytes of the UTF-8 character that starts at text[at], 0 where there is none (RFC 3629).
 size_t Utf8Length(const std::string& text, size_t at) {
   const auto byte = [&](size_t i) { return i < text.size() ? static_cast<uint8_t>(text[i]) : 0u; };
@@ -50,9 +47,15 @@ JoinedPrompt MatchPrompt(std::span<const int32_t> card_tokens, std::vector<int32
 
 JoinedPrompt JoinPrompt(const Model& model, std::span<const int32_t> card_tokens, const std::string& text) {
   const std::vector<int32_t> card(card_tokens.begin(), card_tokens.end());
-  JoinedPrompt joined = MatchPrompt(card_tokens, model.Tokenize(model.Detokenize(card) + text, /*add_special=*/true));
+  std::string card_text = model.Detokenize(card);
+  // Tokenizers of the SentencePiece kind put a space before a text, which is no part of it.
+  if (!card_text.empty() && card_text[0] == ' ' && model.Tokenize(card_text, /*add_special=*/true) != card) {
+    card_text.erase(0, 1);
+  }
+  JoinedPrompt joined = MatchPrompt(card_tokens, model.Tokenize(card_text + text, /*add_special=*/true));
   joined.seam = "joined";
-  if (joined.cached + kSeamTokens >= card.size()) return joined;
+  const bool covers_card = joined.cached == card.size() || joined.tokens == card;
+  if (covers_card || model.Tokenize(card_text, /*add_special=*/true) == card) return joined;
   std::vector<int32_t> tokens = card;
   const std::vector<int32_t> more = model.Tokenize(text, /*add_special=*/false);
   tokens.insert(tokens.end(), more.begin(), more.end());
@@ -61,14 +64,25 @@ JoinedPrompt JoinPrompt(const Model& model, std::span<const int32_t> card_tokens
   return joined;
 }
 
-Result<std::string> NextUserTurn(const Model& model, const std::string& text) {
+Result<std::string> NextUserTurn(const Model& model, const std::string& text, const std::string& open_turn) {
   // The turn is what a conversation grows by; the conversation before it does not matter.
-  std::vector<ChatMessage> messages = {{"user", "1"}, {"assistant", "2"}};
+  static const std::string kAnswer = "an answer that no template holds";
+  std::vector<ChatMessage> messages = {{"user", "a question"}, {"assistant", kAnswer}};
   QKV_ASSIGN_OR_RETURN(const std::string before, model.ApplyChatTemplate(messages, /*add_generation_prompt=*/false));
   messages.push_back({"user", text});
   QKV_ASSIGN_OR_RETURN(const std::string after, model.ApplyChatTemplate(messages, /*add_generation_prompt=*/true));
-  const auto differs = std::mismatch(before.begin(), before.end(), after.begin(), after.end());
-  return std::string(differs.second, after.end());
+  const size_t answer_at = before.rfind(kAnswer);
+  if (!after.starts_with(before) || answer_at == std::string::npos) {
+    return Status(StatusCode::kUnsupported,
+                  "the model's chat template does not render one turn after the other; use --whole");
+  }
+  std::string turn = after.substr(before.size());
+  if (open_turn.empty()) return turn;
+  // What ends an assistant's turn, less what the open turn has of it already.
+  const std::string end = before.substr(answer_at + kAnswer.size());
+  size_t there = std::min(end.size(), open_turn.size());
+  while (there > 0 && !open_turn.ends_with(end.substr(0, there))) --there;
+  return end.substr(there) + turn;
 }
 
 Status CheckUtf8(const std::string& text) {

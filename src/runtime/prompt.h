@@ -15,7 +15,7 @@ struct JoinedPrompt {
   std::vector<int32_t> tokens;  // of the whole prompt
   size_t cached = 0;            // first tokens to take from the card; at least one token is left to decode
   // How the seam was made: "whole" (a whole prompt was given), "joined" (card and text tokenized as one text) or
-  // "appended" (the card's text does not tokenize to the card's tokens, as with generated text: kept as they are).
+  // "appended" (the card's tokens are not those of its text, as may be with generated text: kept as they are).
   std::string seam;
 };
 
@@ -28,8 +28,10 @@ JoinedPrompt MatchPrompt(std::span<const int32_t> card_tokens, std::vector<int32
 JoinedPrompt JoinPrompt(const Model& model, std::span<const int32_t> card_tokens, const std::string& text);
 
 // The text of a user's turn and of the start of the assistant's, by the model's chat template, as it follows a
-// conversation.
-Result<std::string> NextUserTurn(const Model& model, const std::string& text);
+// conversation. open_turn: where the conversation ends within the assistant's turn (generated text), its text so far:
+// the turn is ended first, as far as it has not been; else empty. kUnsupported where the template does not render one
+// turn after the other.
+Result<std::string> NextUserTurn(const Model& model, const std::string& text, const std::string& open_turn);
 
 // kInvalidArgument with the offset of the first byte that is not UTF-8 (a character cut off at the end included):
 // a tokenizer would replace it silently.

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/hash.h"
 #include "base/stopwatch.h"
 
@@ -22,15 +24,25 @@ Status CheckPositions(const Card& card) {
 
 }  // namespace
 
-Status CheckCardFits(const Card& card, const Session& session) {
-  const ModelIdentity &theirs = card.identity(), &ours = session.identity();
+Status CheckCardModel(const Card& card, const Model& model) {
   const auto start = [](const Digest& digest) { return ToHex(digest).substr(0, 12); };
-  if (theirs.model != ours.model) {
-    return {StatusCode::kMismatch,
-            fmt::format("the card was made by another model: {} ({}), but this is {} ({}); use that model, or prefill "
-                        "the text again",
-                        card.info().model_name, start(theirs.model), session.model().name(), start(ours.model))};
+  if (card.identity().model != model.fingerprint()) {
+    return {
+        StatusCode::kMismatch,
+        fmt::format("the card was made by another model: {} ({}), but this is {} ({}); use that "
+                    "model, or prefill the text again",
+                    card.info().model_name, start(card.identity().model), model.name(), start(model.fingerprint()))};
   }
+  const auto unknown = [&](int32_t id) { return id >= model.vocab_size(); };
+  if (std::any_of(card.token_ids().begin(), card.token_ids().end(), unknown)) {
+    return {StatusCode::kCorrupt, "the card holds token ids that are not in the model's vocabulary"};
+  }
+  return {};
+}
+
+Status CheckCardFits(const Card& card, const Session& session) {
+  QKV_RETURN_IF_ERROR(CheckCardModel(card, session.model()));
+  const ModelIdentity &theirs = card.identity(), &ours = session.identity();
   if (theirs.rope != ours.rope) {
     return {
         StatusCode::kMismatch,
@@ -51,11 +63,7 @@ Status RestoreCard(const Card& card, size_t tokens, Session* session, RestoreTim
   if (tokens == 0 || tokens > card.tokens()) {
     return {StatusCode::kInvalidArgument, fmt::format("cannot restore {} of {} tokens", tokens, card.tokens())};
   }
-  if (tokens > session->context()) {
-    return {StatusCode::kOutOfRange,
-            fmt::format("the card does not fit the context: {} tokens needed, {} available; use a larger -c", tokens,
-                        session->context())};
-  }
+  QKV_RETURN_IF_ERROR(session->CheckRoom(tokens));
   Stopwatch watch;
   QKV_ASSIGN_OR_RETURN(const Kernels* kernels, SelectKernels());
   QKV_ASSIGN_OR_RETURN(const std::vector<uint8_t> state,

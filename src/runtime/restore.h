@@ -14,7 +14,11 @@ struct RestoreTimes {
   int64_t inject_us = 0;  // llama_state_seq_set_data
 };
 
-// Whether the card was made by this model, used in this way. kMismatch names what differs: model, RoPE or shapes.
+// Whether the card was made by this model, before there is a session. kMismatch; kCorrupt where a token id is not in
+// its vocabulary. Nothing else of a card may be used with a model before this.
+Status CheckCardModel(const Card& card, const Model& model);
+
+// Whether it was also used in this way. kMismatch names what differs: model, RoPE or shapes.
 Status CheckCardFits(const Card& card, const Session& session);
 
 // Replaces the session's sequence by the card's first `tokens` tokens. All checks, dequantizing included, come before

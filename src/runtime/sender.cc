@@ -37,9 +37,6 @@ CardContent ContentOf(const Session& session, const KvState& state, const PackOp
 // Bytes of codes and scales that the plan may take.
 Result<size_t> Budget(const KvView& kv, const CardContent& content, const PackOptions& options) {
   if (options.max_bytes == 0) {
-    if (options.code_bits < kLevels.front().key_bits || options.code_bits > 16) {
-      return Status(StatusCode::kInvalidArgument, fmt::format("{} bits: choose from 4 to 16", options.code_bits));
-    }
     return BudgetForBits(options.code_bits, kv.tokens, kSinkTokens, ShapesOf(kv));
   }
   const size_t overhead = CardOverheadBytes(kv, content);
@@ -52,9 +49,34 @@ Result<size_t> Budget(const KvView& kv, const CardContent& content, const PackOp
   return options.max_bytes - overhead;
 }
 
+// Whether all tokens but the exact first ones have the narrowest level, or all are exact: then no policy had a choice.
+bool LeavesNoChoice(const BitPlan& plan) {
+  if (plan.tokens() <= kSinkTokens) return false;
+  const Level last = plan.level(plan.tokens() - 1);
+  if (last != kLevels.front() && last != kExactLevel) return false;
+  const auto first = plan.level_of_token.begin() + kSinkTokens;
+  return std::all_of(first, plan.level_of_token.end(), [&](uint8_t level) { return level == *first; });
+}
+
+Status NoChoice(Policy policy) {
+  return {StatusCode::kInvalidArgument,
+          fmt::format("at this size every token gets the same bits, so policy {} changes nothing; give more than 4 and "
+                      "less than 16 bits, or use uniform",
+                      PolicyName(policy))};
+}
+
 }  // namespace
 
+Status CheckPackOptions(const PackOptions& options) {
+  if (options.max_bytes > 0) return {};
+  const bool in_range = options.code_bits >= kLevels.front().key_bits && options.code_bits <= 16;  // no NaN
+  if (!in_range) return {StatusCode::kInvalidArgument, fmt::format("{} bits: choose from 4 to 16", options.code_bits)};
+  const bool has_choice = options.code_bits > kLevels.front().key_bits && options.code_bits < 16;
+  return options.policy == Policy::kUniform || has_choice ? Status() : NoChoice(options.policy);
+}
+
 Result<PackedCard> PackSession(const Session& session, const PackOptions& options, PackTimes* times) {
+  QKV_RETURN_IF_ERROR(CheckPackOptions(options));
   Stopwatch watch;
   QKV_ASSIGN_OR_RETURN(const KvState state, session.TakeKv());
   times->take_us = watch.LapUs();
@@ -66,6 +88,7 @@ Result<PackedCard> PackSession(const Session& session, const PackOptions& option
   request.threads = session.threads();
   QKV_ASSIGN_OR_RETURN(request.budget_bytes, Budget(kv, content, options));
   QKV_ASSIGN_OR_RETURN(const BitPlan plan, MakePlan(kv, profiles, session.window(), request));
+  if (options.policy != Policy::kUniform && LeavesNoChoice(plan)) return NoChoice(options.policy);
   times->plan_us = watch.LapUs();
   QKV_ASSIGN_OR_RETURN(PackedCard card, PackCard(kv, plan, profiles, content, session.threads()));
   times->quantize_us = watch.LapUs();

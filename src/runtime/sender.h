@@ -31,8 +31,13 @@ struct PackTimes {
 inline constexpr uint32_t kWindowTokens = 128;
 inline constexpr uint32_t kWindowStride = 4;
 
+// What can be known to be wrong before there are any tokens. kInvalidArgument: bits out of range, or a policy that
+// would have no choice at these bits.
+Status CheckPackOptions(const PackOptions& options);
+
 // Packs all tokens of the session, which stays as it is. kInvalidArgument (empty session, bits out of range, kLocal
-// without a window), kOutOfRange (max_bytes too small: needed and available), kNonFinite.
+// without a window or where the size leaves it no choice), kOutOfRange (max_bytes too small: needed and available),
+// kNonFinite.
 Result<PackedCard> PackSession(const Session& session, const PackOptions& options, PackTimes* times);
 
 // One segment a message, from where the token ids of the rendered conversation grow; one segment in all where the

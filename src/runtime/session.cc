@@ -22,6 +22,18 @@ ggml_type GgmlType(CacheType type) {
   return GGML_TYPE_F16;
 }
 
+// Refused here rather than after a long prefill.
+Status CheckShapes(const std::vector<LayerShape>& shapes) {
+  for (const LayerShape& shape : shapes) {
+    for (const size_t dim : {shape.dim(Side::kKeys), shape.dim(Side::kValues)}) {
+      if (dim % 8 == 0 && dim <= kMaxHeadDim) continue;
+      return {StatusCode::kUnsupported,
+              fmt::format("the model's head size is {}; cards take multiples of 8 up to {}", dim, kMaxHeadDim)};
+    }
+  }
+  return {};
+}
+
 // A batch of one sequence, freed on every way out.
 class Batch {
  public:
@@ -65,12 +77,13 @@ Result<std::unique_ptr<Session>> Session::Create(const Model& model, const Sessi
     return static_cast<Session*>(data)->cancelled_.load(std::memory_order_relaxed);
   };
   params.abort_callback_data = session.get();
+  TakeLastLlamaError();  // of earlier calls
   try {
     session->context_ = llama_init_from_model(model.handle(), params);
     if (session->context_ == nullptr) {
       return Status(StatusCode::kOutOfRange,
-                    fmt::format("llama.cpp cannot make a context of {} tokens{}; try a smaller -c", params.n_ctx,
-                                LlamaErrorSuffix()));
+                    fmt::format("llama.cpp cannot make a context of {} tokens{}; a smaller -c takes less memory",
+                                params.n_ctx, LlamaErrorSuffix()));
     }
     QKV_RETURN_IF_ERROR(session->Probe(options.cache_type));
   } catch (const std::exception& e) {
@@ -89,6 +102,7 @@ Status Session::Probe(CacheType cache_type) {
   probe_.StartDescribing();
   QKV_RETURN_IF_ERROR(Decode({&token, 1}, /*all_logits=*/false));
   QKV_ASSIGN_OR_RETURN(GraphProbe::Description description, probe_.FinishDescribing());
+  QKV_RETURN_IF_ERROR(CheckShapes(description.shapes));
   if (cache_type == CacheType::kF16) {
     QKV_ASSIGN_OR_RETURN(const std::vector<uint8_t> state, SaveState());
     QKV_ASSIGN_OR_RETURN(layout_, LearnStateLayout(state, description.shapes));
@@ -125,21 +139,29 @@ Status Session::Decode(std::span<const int32_t> tokens, bool all_logits) {
 void Session::SyncTokens(size_t at_most) {
   llama_memory_t memory = llama_get_memory(context_);
   llama_memory_seq_rm(memory, 0, static_cast<llama_pos>(at_most), -1);
-  const auto rows = static_cast<size_t>(llama_memory_seq_pos_max(memory, 0) + 1);
+  const llama_pos last = llama_memory_seq_pos_max(memory, 0);
+  const size_t rows = last < 0 ? 0 : static_cast<size_t>(last) + 1;
   tokens_.resize(std::min(tokens_.size(), rows));
+}
+
+Status Session::CheckTokens(std::span<const int32_t> tokens) const {
+  const int32_t vocab = model_.vocab_size();
+  const auto known = [&](int32_t token) { return token >= 0 && token < vocab; };
+  if (std::all_of(tokens.begin(), tokens.end(), known)) return {};
+  return {StatusCode::kInvalidArgument, "a token id is not in the model's vocabulary"};
+}
+
+Status Session::CheckRoom(size_t tokens) const {
+  if (tokens <= context()) return {};
+  return {StatusCode::kOutOfRange,
+          fmt::format("the context is too short: {} tokens needed, {} available; use a larger -c", tokens, context())};
 }
 
 Status Session::Prefill(std::span<const int32_t> tokens, const PrefillOptions& options) {
   window_ = {};
   if (tokens.empty()) return {StatusCode::kInvalidArgument, "there are no tokens to prefill"};
-  const auto known = [&](int32_t token) { return token >= 0 && token < model_.vocab_size(); };
-  if (!std::all_of(tokens.begin(), tokens.end(), known))
-    return {StatusCode::kInvalidArgument, "a token id is not in the model's vocabulary"};
-  if (tokens_.size() + tokens.size() > context()) {
-    return {StatusCode::kOutOfRange,
-            fmt::format("the context is too short: {} tokens needed, {} available; use a larger -c",
-                        tokens_.size() + tokens.size(), context())};
-  }
+  QKV_RETURN_IF_ERROR(CheckTokens(tokens));
+  QKV_RETURN_IF_ERROR(CheckRoom(tokens_.size() + tokens.size()));
   const size_t start = tokens_.size();
   const size_t window_start = tokens.size() - std::min<size_t>(options.window, tokens.size());
   for (size_t done = 0; done < tokens.size();) {
@@ -177,8 +199,7 @@ Result<std::vector<uint8_t>> Session::SaveState() const {
 
 Result<KvState> Session::TakeKv() const {
   if (tokens_.empty()) return Status(StatusCode::kInvalidArgument, "the session is empty: there is nothing to take");
-  if (layout_.shapes.empty())
-    return Status(StatusCode::kUnsupported, "cards are taken from F16 caches only; use -ctk f16 -ctv f16");
+  if (layout_.shapes.empty()) return Status(StatusCode::kUnsupported, "cards are taken from F16 caches only");
   QKV_ASSIGN_OR_RETURN(std::vector<uint8_t> bytes, SaveState());
   QKV_ASSIGN_OR_RETURN(KvState state, KvState::Parse(std::move(bytes), layout_));
   if (state.tokens() != tokens_.size()) {
@@ -190,19 +211,21 @@ Result<KvState> Session::TakeKv() const {
 
 Status Session::RestoreState(ByteSpan bytes, std::span<const int32_t> tokens) {
   // Everything is checked before llama.cpp sees a byte: its reader may leave a half-changed sequence.
-  QKV_ASSIGN_OR_RETURN(const size_t rows, CheckState(bytes, layout_));
-  if (rows != tokens.size()) {
-    return {StatusCode::kInvalidArgument, fmt::format("the state holds {} rows for {} tokens", rows, tokens.size())};
+  QKV_ASSIGN_OR_RETURN(const std::vector<int32_t> positions, CheckState(bytes, layout_));
+  if (positions.size() != tokens.size()) {
+    return {StatusCode::kInvalidArgument,
+            fmt::format("the state holds {} rows for {} tokens", positions.size(), tokens.size())};
+  }
+  // They ascend: the last tells whether they count from 0.
+  if (positions.front() != 0 || static_cast<size_t>(positions.back()) + 1 != positions.size()) {
+    return {StatusCode::kUnsupported, "only states whose positions count from 0 can be restored"};
   }
   return SetState(bytes, tokens);
 }
 
 Status Session::SetState(ByteSpan state, std::span<const int32_t> tokens) {
-  if (tokens.size() > context()) {
-    return {StatusCode::kOutOfRange,
-            fmt::format("the context is too short: {} tokens needed, {} available; use a larger -c", tokens.size(),
-                        context())};
-  }
+  QKV_RETURN_IF_ERROR(CheckTokens(tokens));
+  QKV_RETURN_IF_ERROR(CheckRoom(tokens.size()));
   has_logits_ = false;
   size_t read = 0;
   try {

@@ -44,11 +44,11 @@ struct PrefillOptions {
   std::function<void(size_t, const float*)> logits;
 };
 
-// Not thread-safe, but Cancel may be called from any thread or signal handler.
+// The model must outlive it. Not thread-safe, but Cancel may be called from any thread or signal handler.
 class Session {
  public:
   // Makes the context, then decodes one token in it and checks that its graph and its state are laid out as this
-  // software expects. kUnsupported says what is not; kOutOfRange where memory does not suffice.
+  // software expects. kUnsupported says what is not; kOutOfRange where llama.cpp cannot make the context.
   static Result<std::unique_ptr<Session>> Create(const Model& model, const SessionOptions& options);
   ~Session();
   Session(const Session&) = delete;
@@ -72,6 +72,9 @@ class Session {
   // The same for bytes that BuildState made.
   Status SetState(ByteSpan state, std::span<const int32_t> tokens);
 
+  // kOutOfRange where the context does not hold this many tokens (needed and available).
+  Status CheckRoom(size_t tokens) const;
+
   // Keeps the first `tokens` tokens.
   Status Truncate(size_t tokens);
   void Clear();
@@ -92,6 +95,7 @@ class Session {
  private:
   explicit Session(const Model& model) : model_(model) {}
   Status Probe(CacheType cache_type);
+  Status CheckTokens(std::span<const int32_t> tokens) const;
   Status Decode(std::span<const int32_t> tokens, bool all_logits);
   void SyncTokens(size_t at_most);
 

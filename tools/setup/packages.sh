@@ -22,19 +22,22 @@ need_headers() {  # need_headers HEADER=PACKAGE...
     return
   fi
   local found
-  found=$(for pair in "$@"; do
+  if ! found=$(for pair in "$@"; do
     printf '#if !__has_include(<%s>)\nQKV_MISSING %s\n#endif\n' "${pair%%=*}" "${pair#*=}"
-  done | $compiler -E -P -x c++ - | sed -n 's/^QKV_MISSING //p; s/ - /-/g')
+  done | $compiler -E -P -x c++ - 2>/dev/null | sed -n 's/^QKV_MISSING //p; s/ - /-/g'); then
+    echo "setup: the compiler '$compiler' does not run: install g++, or correct or unset CXX" >&2
+    exit 1
+  fi
   if [[ -n $found ]]; then mapfile -t -O "${#missing[@]}" missing <<<"$found"; fi
 }
 
 collect() {
   missing=()
-  local group
+  local group compiler=${CXX:-c++}
   for group in "$@"; do
     case $group in
       build)
-        need_program g++ "${CXX:-c++}"
+        need_program g++ "${compiler%% *}"  # without its arguments
         need_program cmake cmake
         need_program ninja-build ninja
         need_program ccache ccache
@@ -91,7 +94,7 @@ if ! command -v apt-get >/dev/null; then
   echo "setup: missing (by their Debian names): ${missing[*]}. Install them, then run this again" >&2
   exit 1
 fi
-if ((EUID != 0)); then
+if (($(id -u) != 0)); then
   echo "setup: packages are missing. Run: sudo apt-get install -y --no-install-recommends ${missing[*]}" >&2
   exit 1
 fi
