@@ -35,6 +35,7 @@ void ReadText(const std::string& text) {
     Require(info.status().code() == StatusCode::kCorrupt && !info.status().message().empty());
     return;
   }
+  Require(text.find('\0') == std::string::npos);
   RequireRoundTrip(*info);
   uint32_t tokens = 0;
   for (const Segment& segment : info->segments) tokens += segment.tokens;
@@ -49,7 +50,8 @@ void WriteText(const std::string& text) {
   const uint32_t n = static_cast<uint32_t>(text.size()) * 0x9e3779b1U;
   const CardInfo info{a, b, text, b, a, text, {{a, b, text, n, ~n}}};
   const Result<CardInfo> read = CardInfoFromJson(CardInfoToJson(info));
-  Require(read && read->segments.size() == 1);
+  Require(read && CardInfoToJson(*read) == CardInfoToJson(info));
+  Require(read->segments.size() == 1);
   Require(read->segments[0].first_token == n && read->segments[0].tokens == ~n);
   RequireRoundTrip(*read);
 }
