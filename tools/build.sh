@@ -26,4 +26,13 @@ if ! cmake --preset "$preset" "${llama[@]}" >"$log" 2>&1; then
   cat "$log" >&2
   exit 1
 fi
-exec cmake --build "build/$preset" -j "${QKV_JOBS:-$(nproc)}" ${1:+--target "$@"}
+build=(cmake --build "build/$preset" -j "${QKV_JOBS:-$(nproc)}" ${1:+--target "$@"})
+if [[ -t 1 ]]; then exec "${build[@]}"; fi
+# In a log: one line, and the compiler's output only where it failed.
+log=build/$preset.build.log
+if ! "${build[@]}" >"$log" 2>&1; then
+  grep -A30 -m1 -E '^FAILED|error' "$log" >&2 || tail -n 40 "$log" >&2
+  echo "build/$preset failed; full log: $log" >&2
+  exit 1
+fi
+echo "build/$preset is up to date"

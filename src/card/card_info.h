@@ -12,7 +12,7 @@ namespace qkvshare {
 
 // A run of tokens with one origin.
 struct Segment {
-  std::string role;    // "system", "user", "assistant", "prompt" or "generated"
+  std::string role;    // free text: a message's role, "prompt" or "generated"
   std::string owner;   // the agent that wrote it
   std::string parent;  // content id (hex) of the card it came with, empty where the owner prefilled it
   uint32_t first_token = 0;
