@@ -380,6 +380,7 @@ class ErrorTest(CliTest):
         self.fail_with(USAGE, "pack", "-p", "x", "--max-bytes", "9", "--bits", "4", "-o", path("no.card"), says="--bits")
         self.fail_with(USAGE, "pack", "-p", "x", "-sys", "Be brief.", "-o", path("no.card"), says="--chat")
         self.fail_with(USAGE, "run", "-p", "x", "-ub", "0")
+        self.fail_with(USAGE, "run", "-p", "x", "-t", "5000", says="512")
         for flag in ("--rope-freq-base", "--rope-freq-scale", "--temp", "--top-p", "--min-p"):
             self.fail_with(USAGE, "run", "-p", "x", flag, "nan", says="nan")
         self.fail_with(USAGE, "run", "-p", "x", "--rope-freq-base", "-1")

@@ -74,7 +74,7 @@ void ModelFlags::AddTo(CLI::App* app) {
   app->add_option("-c,--ctx-size", session.context, "Context in tokens (0: as much as needed, up to the model's)")
       ->capture_default_str();
   app->add_option("-t,--threads", session.threads, "Threads (0: one a core)")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(0, 512))
       ->capture_default_str();
   app->add_option("--ubatch-size", session.batch, "Tokens of one decode call, as llama.cpp's -ub")
       ->check(CLI::Range(1, 1 << 16))
