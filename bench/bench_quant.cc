@@ -34,7 +34,7 @@ void BM_Rotate(benchmark::State& state) {
   const auto dim = static_cast<size_t>(state.range(0));
   std::vector<float> rows = GaussianRows(dim);
   size_t row = 0;
-  for (auto _ : state) {
+  for ([[maybe_unused]] auto _ : state) {
     Selected().rotate(&rows[row++ % kRows * dim], dim, RotationBlock(dim));
     benchmark::ClobberMemory();
   }
@@ -49,7 +49,7 @@ void BM_QuantizeRow(benchmark::State& state) {
   std::vector<uint8_t> codes(dim);
   Half scale = 0;
   size_t row = 0;
-  for (auto _ : state) {
+  for ([[maybe_unused]] auto _ : state) {
     benchmark::DoNotOptimize(Selected().quantize_row(&rows[row++ % kRows * dim], dim, bits, codes.data(), &scale));
     benchmark::ClobberMemory();
   }
@@ -63,7 +63,7 @@ void BM_DequantizeRow(benchmark::State& state) {
   std::vector<uint8_t> codes(dim);
   for (size_t i = 0; i < dim; ++i) codes[i] = static_cast<uint8_t>(i % (1u << bits));
   std::vector<float> x(dim);
-  for (auto _ : state) {
+  for ([[maybe_unused]] auto _ : state) {
     Selected().dequantize_row(codes.data(), dim, bits, 0x3C00, x.data());
     benchmark::ClobberMemory();
   }
@@ -85,7 +85,8 @@ void BM_PackCard(benchmark::State& state) {
   const KeyProfiles profiles = MeasureKeyProfiles(kv, kSinkTokens, 1);
   const CardContent content = card_test::Content(kTokens);
   const BitPlan plan = UniformPlan(kTokens, LevelOf(state), kSinkTokens);
-  for (auto _ : state) benchmark::DoNotOptimize(PackCard(kv, plan, profiles, content, 1)->file_bytes());
+  for ([[maybe_unused]] auto _ : state)
+    benchmark::DoNotOptimize(PackCard(kv, plan, profiles, content, 1)->file_bytes());
   Count(state, kTokens, kv.bytes() / kTokens);
   state.SetLabel(LevelName(LevelOf(state)) + ", 1 thread");
 }
@@ -93,7 +94,7 @@ BENCHMARK(BM_PackCard)->ArgName("level")->DenseRange(0, 3)->Unit(benchmark::kMil
 
 void BM_MeasureKeyProfiles(benchmark::State& state) {
   const KvView kv = CardRows().view();
-  for (auto _ : state) benchmark::DoNotOptimize(MeasureKeyProfiles(kv, kSinkTokens, 1).size());
+  for ([[maybe_unused]] auto _ : state) benchmark::DoNotOptimize(MeasureKeyProfiles(kv, kSinkTokens, 1).size());
   Count(state, kTokens, kv.bytes() / kTokens / 2);
 }
 BENCHMARK(BM_MeasureKeyProfiles)->Unit(benchmark::kMillisecond);
@@ -107,7 +108,7 @@ std::vector<uint8_t> PackedBytes(Level level) {
 void BM_UnpackCard(benchmark::State& state) {
   const Result<Card> card = Card::FromBytes(PackedBytes(LevelOf(state)));
   std::vector<Half> out(kTokens * 128);
-  for (auto _ : state) {
+  for ([[maybe_unused]] auto _ : state) {
     for (size_t layer = 0; layer < card->layers(); ++layer) {
       for (const Side side : {Side::kKeys, Side::kValues}) {
         if (!card->Unpack(Selected(), layer, side, kTokens, out.data()).ok()) state.SkipWithError("unpack failed");
@@ -123,7 +124,7 @@ BENCHMARK(BM_UnpackCard)->ArgName("level")->DenseRange(0, 3)->Unit(benchmark::kM
 // Opening checks every byte's XXH3 checksum; verifying also every BLAKE2b digest. Bytes are the card's.
 void BM_OpenCard(benchmark::State& state) {
   const std::vector<uint8_t> bytes = PackedBytes({4, 4});
-  for (auto _ : state) benchmark::DoNotOptimize(Card::FromSpan(bytes).has_value());
+  for ([[maybe_unused]] auto _ : state) benchmark::DoNotOptimize(Card::FromSpan(bytes).has_value());
   Count(state, 1, bytes.size());
 }
 BENCHMARK(BM_OpenCard)->Unit(benchmark::kMillisecond);
@@ -131,7 +132,7 @@ BENCHMARK(BM_OpenCard)->Unit(benchmark::kMillisecond);
 void BM_VerifyDigests(benchmark::State& state) {
   const std::vector<uint8_t> bytes = PackedBytes({4, 4});
   const Card card = *Card::FromSpan(bytes);
-  for (auto _ : state) benchmark::DoNotOptimize(card.VerifyDigests().ok());
+  for ([[maybe_unused]] auto _ : state) benchmark::DoNotOptimize(card.VerifyDigests().ok());
   Count(state, 1, bytes.size());
 }
 BENCHMARK(BM_VerifyDigests)->Unit(benchmark::kMillisecond);
