@@ -377,6 +377,7 @@ class ErrorTest(CliTest):
         for flag in ("-n", "-c", "-t", "-ub"):
             self.fail_with(USAGE, "run", "-p", "x", flag, "-1")
         self.fail_with(USAGE, "pack", "-p", "x", "--max-bytes", "-1", "-o", path("no.card"))
+        self.fail_with(USAGE, "pack", "-p", "x", "--max-bytes", "0", "-o", path("no.card"))
         self.fail_with(USAGE, "pack", "-p", "x", "--max-bytes", "9", "--bits", "4", "-o", path("no.card"), says="--bits")
         self.fail_with(USAGE, "pack", "-p", "x", "-sys", "Be brief.", "-o", path("no.card"), says="--chat")
         self.fail_with(USAGE, "run", "-p", "x", "-ub", "0")
@@ -394,6 +395,27 @@ class ErrorTest(CliTest):
         self.fail_with(USAGE, "pack", "-p", "x", "-o", path("pipe"), says="regular file")
         self.assertTrue((folder / "pipe").is_fifo())
         self.fail_with(USAGE, "pack", "-p", "x", "-o", str(folder), says="regular file")
+
+    def test_inputs_and_other_files_are_not_overwritten(self):
+        shutil.copy(path("a.gguf"), path("copy.gguf"))
+        (folder / "precious.txt").write_text("precious")
+        for flags in (["-f", path("doc.txt"), "-o", path("doc.txt")], ["-p", "x", "-o", path("precious.txt")],
+                      ["-m", path("copy.gguf"), "-p", "x", "-o", path("copy.gguf")],
+                      ["-f", path("doc.txt"), "-o", path("no.card"), "--state-output", path("doc.txt")]):
+            self.fail_with(USAGE, "pack", *flags, says="choose another name")
+        self.assertEqual((folder / "precious.txt").read_text(), "precious")
+        self.assertEqual((folder / "doc.txt").read_text(encoding="utf-8"), DOCUMENT)
+        os.symlink("target.card", folder / "link.card")
+        self.succeed("pack", "-p", "x", "-o", path("link.card"))
+        self.assertTrue((folder / "link.card").is_symlink())
+        self.succeed("verify", path("target.card"))
+
+    def test_error_output_that_is_lost_changes_nothing(self):
+        for arguments, code in ((["info", path("no.card")], MISSING),
+                                (["run", "--card", path("doc4.card"), "-p", "x", "-n", "2"], 0)):
+            with open("/dev/full", "wb") as full:
+                done = subprocess.run(words_of(arguments), env=environment, stdout=subprocess.PIPE, stderr=full, check=False)
+            self.assertEqual(done.returncode, code)
 
     def test_output_that_is_lost_is_a_failure(self):
         for arguments in (["info", path("doc4.card"), "--json"], ["run", "-p", "x", "-n", "3", "--temp", "0"]):
@@ -479,10 +501,22 @@ class ErrorTest(CliTest):
                        says=["RoPE", "10000", "20000"])
         self.fail_with(REFUSED, "run", "--rope-freq-scale", "0.5", "--card", path("doc4.card"), "-p", "x", says="RoPE")
         self.fail_with(REFUSED, "run", "--card", path("doc4.card"), "-p", "x", "-o", path("no.card"), says="-o")
+        self.fail_with(USAGE, "run", "--card", path("doc4.card"), "--chat", "-sys", "Be brief.", "-p", "x", says="-sys")
         # A larger vocabulary: ids that mean nothing here.
         write_model("large", "vocab=2000")
         self.succeed("pack", "-m", path("large.gguf"), "-p", DOCUMENT + "\u91cf\u5b50<|unused_1900|>", "-o", path("large.card"))
         self.fail_with(REFUSED, "run", "--card", path("large.card"), "-p", "x", says="another model")
+
+    def test_a_pipe_is_no_card(self):
+        os.mkfifo(folder / "card.pipe")
+        self.fail_with(USAGE, "info", path("card.pipe"), says="regular file")
+
+    def test_context_is_a_limit(self):
+        self.fail_with(TOO_LONG, "pack", "-p", DOCUMENT, "-c", "30", "-o", path("no.card"), says="30 available")
+        self.fail_with(TOO_LONG, "run", "-p", DOCUMENT * 3, "-c", "300", "-n", "1", says="300 available")
+        self.report("pack", "-p", DOCUMENT, "-c", "350", "-ub", "4096", "-o", path("tight.card"))
+        run = self.report("run", "-p", "the end", "-c", "12", "-n", "50", "--temp", "0")
+        self.assertEqual((run["stop"], run["cache_rows"]), ("context", 12))
 
     def test_too_long(self):
         tokens = self.report("info", path("doc4.card"))["tokens"]

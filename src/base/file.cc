@@ -53,6 +53,17 @@ Status WriteAndSync(FileDescriptor& file, const std::vector<ByteSpan>& pieces, c
   return {};
 }
 
+// A link stays a link: what it names is written, whether that is there yet or not.
+std::string FollowLinks(const std::string& name) {
+  constexpr int kMostLinks = 16;
+  std::filesystem::path path = name;
+  std::error_code error;
+  for (int i = 0; i < kMostLinks && std::filesystem::is_symlink(path, error); ++i) {
+    path = path.parent_path() / std::filesystem::read_symlink(path, error);
+  }
+  return path.string();
+}
+
 void SyncFolderOf(const std::string& path) {
   const std::string folder = std::filesystem::path(path).parent_path().string();
   const FileDescriptor fd(open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_CLOEXEC));
@@ -62,7 +73,8 @@ void SyncFolderOf(const std::string& path) {
 }  // namespace
 
 Result<MappedFile> MappedFile::Open(const std::string& path) {
-  const FileDescriptor fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  // Not blocking: a pipe without a writer must not hang.
+  const FileDescriptor fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!fd.valid()) return ErrnoStatus("cannot open", path, errno);
   struct stat info{};
   if (fstat(fd.get(), &info) != 0) return ErrnoStatus("cannot stat", path, errno);
@@ -117,8 +129,9 @@ Status CheckReplaceable(const std::string& path) {
           "cannot write " + path + ": it is there and is not a regular file; choose another name"};
 }
 
-Status WriteFileAtomic(const std::string& path, const std::vector<ByteSpan>& pieces) {
-  QKV_RETURN_IF_ERROR(CheckReplaceable(path));
+Status WriteFileAtomic(const std::string& name, const std::vector<ByteSpan>& pieces) {
+  QKV_RETURN_IF_ERROR(CheckReplaceable(name));
+  const std::string path = FollowLinks(name);
   std::string temporary = path + ".XXXXXX";
   FileDescriptor file(mkostemp(temporary.data(), O_CLOEXEC));  // created with mode 0600
   if (!file.valid()) return ErrnoStatus("cannot create a file beside", path, errno);

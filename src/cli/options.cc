@@ -43,8 +43,6 @@ Result<std::vector<ChatMessage>> ParseMessages(const std::string& text) {
   return messages;
 }
 
-}  // namespace
-
 Status CheckWritable(const std::string& path) {
   const std::filesystem::path parent = std::filesystem::path(path).parent_path();
   const std::string folder = parent.empty() ? "." : parent.string();
@@ -53,6 +51,8 @@ Status CheckWritable(const std::string& path) {
   return {error == ENOENT ? StatusCode::kNotFound : StatusCode::kIo,
           fmt::format("cannot write {}: folder {}: {}", path, folder, std::generic_category().message(error))};
 }
+
+}  // namespace
 
 CLI::Validator NotEmpty() {
   return {[](std::string& text) { return std::string(text.empty() ? "is empty" : ""); }, ""};
@@ -110,6 +110,25 @@ void PromptFlags::AddTo(CLI::App* app) {
       ->check(NotEmpty());
   app->add_flag("--chat", chat, "The text is a user's turn, through the model's chat template");
   app->add_option("--system-prompt", system, "With --chat: the system message, as llama.cpp's -sys")->needs("--chat");
+}
+
+Status CheckTarget(const std::string& path, const ModelFlags& model, const PromptFlags& prompt) {
+  for (const std::string& input : {model.model, prompt.file, prompt.messages_file}) {
+    std::error_code error;
+    if (!std::filesystem::equivalent(path, input, error)) continue;
+    return {StatusCode::kInvalidArgument, path + " is an input and would be overwritten; choose another name"};
+  }
+  return CheckWritable(path);
+}
+
+Status CheckCardTarget(const std::string& path, const ModelFlags& model, const PromptFlags& prompt) {
+  QKV_RETURN_IF_ERROR(CheckTarget(path, model, prompt));
+  const Result<MappedFile> there = MappedFile::Open(path);
+  if (!there || there->bytes().empty()) return {};
+  const std::string magic = "QKVCARD\n";
+  const ByteSpan bytes = there->bytes();
+  if (bytes.size() >= magic.size() && std::equal(magic.begin(), magic.end(), bytes.begin())) return {};
+  return {StatusCode::kInvalidArgument, path + " is there and is not a card; remove it or choose another name"};
 }
 
 Result<Prompt> ReadPrompt(const PromptFlags& flags, const Model& model, bool add_generation_prompt) {

@@ -59,7 +59,10 @@ struct Prompt {
 // wrong JSON.
 Result<Prompt> ReadPrompt(const PromptFlags& flags, const Model& model, bool add_generation_prompt);
 
-// Checked before the work: kNotFound, kIo or kInvalidArgument where no file can be written at `path`.
-Status CheckWritable(const std::string& path);
+// Checked before the work: kNotFound, kIo or kInvalidArgument where no file can be written at `path`, or where it is
+// one of the inputs.
+Status CheckTarget(const std::string& path, const ModelFlags& model, const PromptFlags& prompt);
+// The same, and kInvalidArgument where something else than a card is there.
+Status CheckCardTarget(const std::string& path, const ModelFlags& model, const PromptFlags& prompt);
 
 }  // namespace qkvshare::cli

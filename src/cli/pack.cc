@@ -36,8 +36,8 @@ struct PackResult {
 };
 
 Status PackPrompt(const PackFlags& flags, PackResult* result) {
-  QKV_RETURN_IF_ERROR(CheckWritable(flags.output));
-  if (!flags.state_output.empty()) QKV_RETURN_IF_ERROR(CheckWritable(flags.state_output));
+  QKV_RETURN_IF_ERROR(CheckCardTarget(flags.output, flags.model, flags.prompt));
+  if (!flags.state_output.empty()) QKV_RETURN_IF_ERROR(CheckTarget(flags.state_output, flags.model, flags.prompt));
   if (flags.state_output == flags.output) {
     return {StatusCode::kInvalidArgument, "-o and --state-output name the same file"};
   }
@@ -124,7 +124,7 @@ Command AddPack(CLI::App* app) {
   app->add_option("--bits", flags->bits, "Average bits of a key or value channel, 4 to 16 (16: exact)")
       ->capture_default_str();
   app->add_option("--max-bytes", flags->max_bytes, "Bytes of the card at most, instead of --bits")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::PositiveNumber)
       ->excludes("--bits");
   app->add_option("--agent", flags->agent, "The sender's name, kept in the card")->capture_default_str();
   app->add_flag("--generation-prompt", flags->generation_prompt,

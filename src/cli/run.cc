@@ -67,7 +67,7 @@ class Runner {
     }
     if (!flags_.output.empty()) {
       QKV_RETURN_IF_ERROR(CheckPackOptions(SaveOptions()));
-      QKV_RETURN_IF_ERROR(CheckWritable(flags_.output));
+      QKV_RETURN_IF_ERROR(CheckCardTarget(flags_.output, flags_.model, flags_.prompt));
     }
     if (!flags_.card.empty()) {
       Stopwatch watch;
@@ -88,6 +88,10 @@ class Runner {
   Status MakePrompt() {
     const bool whole = !card_ || flags_.whole || !flags_.prompt.messages_file.empty();
     PromptFlags prompt_flags = flags_.prompt;
+    if (!whole && !prompt_flags.system.empty()) {
+      return {StatusCode::kInvalidArgument,
+              "-sys starts a conversation, but the card's has started already; leave it out"};
+    }
     // After a card, a turn continues its conversation instead of starting one.
     if (!whole) prompt_flags.chat = false;
     QKV_ASSIGN_OR_RETURN(const Prompt prompt, ReadPrompt(prompt_flags, *model_, /*add_generation_prompt=*/true));
@@ -253,7 +257,8 @@ Command AddRun(CLI::App* app) {
     if (flags->json) {
       PrintReport(*flags, report);
     } else if (!flags->card.empty()) {
-      fmt::print(stderr, "mode: {} ({}; {} tokens evaluated)\n", report.mode, report.reason, report.evaluated_tokens);
+      PrintNote(
+          fmt::format("mode: {} ({}; {} tokens evaluated)\n", report.mode, report.reason, report.evaluated_tokens));
     }
     return static_cast<int>(report.generation.stop == StopReason::kCancelled ? kInterrupted : kSuccess);
   };

@@ -39,8 +39,14 @@ int ExitCodeOf(const Status& status) {
   return kFailure;
 }
 
+void PrintNote(const std::string& text) {
+  std::fflush(stdout);
+  std::fputs(text.c_str(), stderr);
+  std::fflush(stderr);
+}
+
 int ReportError(const Status& status) {
-  fmt::print(stderr, "error: {}\n", Printable(status.message()));  // it may hold names of files, and these anything
+  PrintNote(fmt::format("error: {}\n", Printable(status.message())));  // it may hold names of files, and these anything
   return ExitCodeOf(status);
 }
 
@@ -65,8 +71,7 @@ ProgressLine::~ProgressLine() { Done(); }
 
 void ProgressLine::Draw(const std::string& text) {
   if (!enabled_) return;
-  fmt::print(stderr, "\r\033[K{}", text);
-  std::fflush(stderr);
+  PrintNote("\r\033[K" + text);
   drawn_ = true;
 }
 
@@ -79,7 +84,7 @@ void ProgressLine::Update(uint64_t done, uint64_t total, const char* unit) {
 void ProgressLine::Note(const std::string& text) { Draw(label_ + text); }
 
 void ProgressLine::Done() {
-  if (drawn_) fmt::print(stderr, "\r\033[K");
+  if (drawn_) PrintNote("\r\033[K");
   drawn_ = false;
 }
 

@@ -22,6 +22,9 @@ enum ExitCode : int {
 };
 int ExitCodeOf(const Status& status);
 
+// To standard error, after what was printed before. Where that cannot be written there is no one to tell.
+void PrintNote(const std::string& text);
+
 // "error: ..." on standard error, as one line. Returns the exit code.
 int ReportError(const Status& status);
 

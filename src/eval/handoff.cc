@@ -103,7 +103,10 @@ class HandoffMeasurement {
     state_bytes_ = state.size();
     arm->stages.push_back({"read", watch.LapUs()});
     const ByteSpan bytes(reinterpret_cast<const uint8_t*>(state.data()), state.size());
-    QKV_RETURN_IF_ERROR(session_.RestoreState(bytes, sender_tokens_));
+    if (const Status status = session_.RestoreState(bytes, sender_tokens_); !status.ok()) {
+      return {status.code(),
+              fmt::format("{} cannot be used as the card's F16 state: {}", request_.state_path, status.message())};
+    }
     QKV_RETURN_IF_ERROR(session_.Truncate(prompt_.cached));
     arm->stages.push_back({"inject", watch.LapUs()});
     return {};

@@ -17,7 +17,7 @@ static_assert(sizeof(Cell) == 12);
 
 Status Unexpected(const std::string& what) {
   return {StatusCode::kUnsupported,
-          "this llama.cpp lays out its state in an unknown way (" + what + "); cards cannot be used with it"};
+          "the state is not laid out as this software knows llama.cpp's states (" + what + ")"};
 }
 
 struct Head {

@@ -85,6 +85,9 @@ Result<std::unique_ptr<Session>> Session::Create(const Model& model, const Sessi
                     fmt::format("llama.cpp cannot make a context of {} tokens{}; a smaller -c takes less memory",
                                 params.n_ctx, LlamaErrorSuffix()));
     }
+    // llama.cpp rounds the context up, but limits a decode call by what was asked for.
+    session->context_tokens_ = std::min(params.n_ctx, llama_n_ctx(session->context_));
+    session->batch_ = std::min({session->batch_, llama_n_batch(session->context_), llama_n_ubatch(session->context_)});
     QKV_RETURN_IF_ERROR(session->Probe(options.cache_type));
   } catch (const std::exception& e) {
     return Status(StatusCode::kInternal, fmt::format("llama.cpp failed to make a context: {}", e.what()));
@@ -257,7 +260,5 @@ void Session::Clear() {
   tokens_.clear();
   has_logits_ = false;
 }
-
-uint32_t Session::context() const { return llama_n_ctx(context_); }
 
 }  // namespace qkvshare

@@ -84,7 +84,8 @@ class Session {
   void ResetCancel() { cancelled_.store(false); }
 
   const std::vector<int32_t>& tokens() const { return tokens_; }
-  uint32_t context() const;
+  // Tokens that it may hold.
+  uint32_t context() const { return context_tokens_; }
   int threads() const { return threads_; }
   const Model& model() const { return model_; }
   // Of the model as this context uses it.
@@ -104,6 +105,7 @@ class Session {
   llama_context* context_ = nullptr;
   int threads_ = 1;
   uint32_t batch_ = 0;
+  uint32_t context_tokens_ = 0;
   std::vector<int32_t> tokens_;
   AttentionWindow window_;
   ModelIdentity identity_;
