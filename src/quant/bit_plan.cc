@@ -3,14 +3,33 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 namespace qkvshare {
 
-bool IsValidLevel(Level level) { return std::find(kLevels.begin(), kLevels.end(), level) != kLevels.end(); }
+int SideBits(Level level, Side side, LayerAdjustment adjustment) {
+  const int bits = side == Side::kKeys ? level.key_bits : level.value_bits;
+  if (level == kExactLevel) return bits;
+  const int steps = side == Side::kKeys ? adjustment.keys : adjustment.values;
+  const auto width = std::find(kWidths.begin(), kWidths.end(), bits) - kWidths.begin();
+  return kWidths[static_cast<size_t>(std::clamp<std::ptrdiff_t>(width + steps, 0, kWidths.size() - 1))];
+}
+
+std::vector<int> BitPlan::SideBitsOf(size_t layer, Side side) const {
+  std::vector<int> bits;
+  bits.reserve(levels.size());
+  for (const Level level : levels) bits.push_back(SideBits(level, side, adjustment(layer)));
+  return bits;
+}
+
+bool IsValidLevel(Level level) {
+  const auto valid = [](int bits) { return std::find(kWidths.begin(), kWidths.end(), bits) != kWidths.end(); };
+  return valid(level.key_bits) && valid(level.value_bits);
+}
 
 std::string LevelName(Level level) { return fmt::format("K{}V{}", level.key_bits, level.value_bits); }
 
-Status ValidatePlan(const BitPlan& plan, size_t tokens) {
+Status ValidatePlan(const BitPlan& plan, size_t tokens, size_t layers) {
   const auto invalid = [](const std::string& what) {
     return Status(StatusCode::kInvalidArgument, "bit plan: " + what);
   };
@@ -26,6 +45,14 @@ Status ValidatePlan(const BitPlan& plan, size_t tokens) {
   }
   for (const uint8_t level : plan.level_of_token) {
     if (level >= plan.levels.size()) return invalid(fmt::format("level index {} is past the end", level));
+  }
+  if (!plan.layers.empty() && plan.layers.size() != layers) {
+    return invalid(fmt::format("adjusts {} layers, but there are {}", plan.layers.size(), layers));
+  }
+  for (const LayerAdjustment adjustment : plan.layers) {
+    if (std::max(std::abs(adjustment.keys), std::abs(adjustment.values)) > kMaxAdjustment) {
+      return invalid(fmt::format("a layer is adjusted by more than {} steps", kMaxAdjustment));
+    }
   }
   return {};
 }

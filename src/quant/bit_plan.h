@@ -8,14 +8,14 @@
 #include <vector>
 
 #include "qkvshare/status.h"
+#include "quant/tile.h"
 
 namespace qkvshare {
 
 // Code widths in bits. 16 means the cache's own FP16 values, untouched.
-inline constexpr std::array<int, 3> kWidths = {4, 8, 16};
+inline constexpr std::array<int, 4> kWidths = {2, 4, 8, 16};
 
-// Widths of a token's keys and values. Keys never get fewer bits than values: they lose more by it. 16 bits is for
-// both sides or for neither, since exact tokens are stored without mean, scale and rotation.
+// Widths of a token's keys and values: any pair.
 struct Level {
   uint8_t key_bits = 0;
   uint8_t value_bits = 0;
@@ -24,8 +24,22 @@ struct Level {
 };
 
 inline constexpr Level kExactLevel = {16, 16};
-// From narrow to wide; a plan uses a subset, in this order.
-inline constexpr std::array<Level, 4> kLevels = {Level{4, 4}, Level{8, 4}, Level{8, 8}, kExactLevel};
+// The levels that policies choose from, from narrow to wide. Keys never get fewer bits than values: they lose more by
+// it.
+inline constexpr std::array<Level, 6> kLevels = {Level{2, 2}, Level{4, 2}, Level{4, 4},
+                                                 Level{8, 4}, Level{8, 8}, kExactLevel};
+
+// Steps by which a layer's keys and values are wider or narrower than the levels say, along kWidths.
+struct LayerAdjustment {
+  int8_t keys = 0;
+  int8_t values = 0;
+
+  friend bool operator==(const LayerAdjustment&, const LayerAdjustment&) = default;
+};
+inline constexpr int kMaxAdjustment = 3;
+
+// Bits of one side of a level in a layer. kExactLevel is never adjusted: exact tokens are exact in every layer.
+int SideBits(Level level, Side side, LayerAdjustment adjustment);
 
 bool IsValidLevel(Level level);
 
@@ -36,13 +50,18 @@ struct BitPlan {
   std::string policy;                   // the policy that made it, for the card's metadata
   std::vector<Level> levels;            // distinct, at most 16
   std::vector<uint8_t> level_of_token;  // index into levels, one a token
+  std::vector<LayerAdjustment> layers;  // one a layer, or empty: none is adjusted
 
   size_t tokens() const { return level_of_token.size(); }
   Level level(size_t token) const { return levels[level_of_token[token]]; }
+  LayerAdjustment adjustment(size_t layer) const { return layers.empty() ? LayerAdjustment() : layers[layer]; }
+  // Of each level, in this layer.
+  std::vector<int> SideBitsOf(size_t layer, Side side) const;
 };
 
-// kInvalidArgument where the plan has another number of tokens, an unknown or repeated level, or an index past the end.
-Status ValidatePlan(const BitPlan& plan, size_t tokens);
+// kInvalidArgument where the plan has another number of tokens or layers, an unknown or repeated level, an index past
+// the end, or an adjustment of more than kMaxAdjustment steps.
+Status ValidatePlan(const BitPlan& plan, size_t tokens, size_t layers);
 
 // The order in which tokens are stored: grouped by level, ascending within a level. One order for all layers and for
 // keys and values.

@@ -15,16 +15,15 @@ using TileCodes = std::array<uint8_t, kTileTokens * kMaxHeadDim>;
 
 }  // namespace
 
-BlockLayout BlockLayout::Make(Side side, size_t dim, std::span<const Level> levels,
-                              std::span<const uint32_t> level_size) {
+BlockLayout BlockLayout::Make(size_t dim, std::span<const int> level_bits, std::span<const uint32_t> level_size) {
   BlockLayout layout;
   layout.dim = dim;
   size_t place = 0;
   size_t scales = 0;
   size_t offset = 0;
-  for (size_t i = 0; i < levels.size(); ++i) {
+  for (size_t i = 0; i < level_bits.size(); ++i) {
     Run run;
-    run.bits = side == Side::kKeys ? levels[i].key_bits : levels[i].value_bits;
+    run.bits = level_bits[i];
     run.first = place;
     run.tokens = level_size[i];
     run.full_offset = offset;
@@ -39,7 +38,7 @@ BlockLayout BlockLayout::Make(Side side, size_t dim, std::span<const Level> leve
     offset += TileBytes(run.tokens - run.full_tokens(), dim, run.bits);
   }
   layout.scales_offset = offset;
-  layout.bytes = AlignUp(offset + scales * sizeof(Half), kBlockAlignment);
+  layout.bytes = AlignUp(offset + scales * sizeof(RowScale), kBlockAlignment);
   return layout;
 }
 
@@ -52,21 +51,13 @@ BlockCodec::BlockCodec(const Kernels& kernels, Side side, size_t dim, const Chan
   }
 }
 
-Status BlockCodec::CheckFinite(const HeadRows& rows, size_t token) const {
-  const Half* row = rows.row(token);
-  int bad = 0;
-  for (size_t c = 0; c < dim_; ++c) bad += IsFiniteHalf(row[c]) ? 0 : 1;
-  if (bad == 0) return {};
-  return {StatusCode::kNonFinite, fmt::format("the {} of token {} hold NaN or Inf", SideName(side_), token)};
+RowSpace BlockCodec::Space() const {
+  if (mean_.empty()) return {dim_, rotation_block_, nullptr, nullptr, nullptr};
+  return {dim_, rotation_block_, mean_.data(), scale_.data(), inverse_scale_.data()};
 }
 
-Status BlockCodec::Transform(const HeadRows& rows, size_t token, float* x) const {
-  QKV_RETURN_IF_ERROR(CheckFinite(rows, token));
-  const Half* row = rows.row(token);
-  for (size_t c = 0; c < dim_; ++c) x[c] = HalfToFloat(row[c]);
-  for (size_t c = 0; c < mean_.size(); ++c) x[c] = (x[c] - mean_[c]) * inverse_scale_[c];
-  kernels_.rotate(x, dim_, rotation_block_);
-  return {};
+Status BlockCodec::NonFinite(size_t token) const {
+  return {StatusCode::kNonFinite, fmt::format("the {} of token {} hold NaN or Inf", SideName(side_), token)};
 }
 
 void BlockCodec::TransformQuery(float* query) const {
@@ -75,26 +66,29 @@ void BlockCodec::TransformQuery(float* query) const {
 }
 
 Status BlockCodec::MeasureErrors(const HeadRows& rows, int bits, float* errors) const {
+  const RowSpace space = Space();
   Row x;
   std::array<uint8_t, kMaxHeadDim> codes;
-  Half scale = 0;
+  RowScale scale = 0;
   for (size_t token = 0; token < rows.tokens; ++token) {
-    QKV_RETURN_IF_ERROR(Transform(rows, token, x.data()));
+    if (!kernels_.transform_row(rows.row(token), space, x.data())) return NonFinite(token);
     errors[token] = bits == 16 ? 0.0f : kernels_.quantize_row(x.data(), dim_, bits, codes.data(), &scale);
   }
   return {};
 }
 
 Status BlockCodec::PackTileOf(const HeadRows& rows, const BlockLayout::Run& run, const uint32_t* tokens, size_t n,
-                              uint8_t* tile, Half* scales) const {
+                              uint8_t* tile, RowScale* scales) const {
+  const RowSpace space = Space();
   Row x;
   TileCodes codes;
   for (size_t i = 0; i < n; ++i) {
+    const Half* row = rows.row(tokens[i]);
     if (run.bits == 16) {
-      QKV_RETURN_IF_ERROR(CheckFinite(rows, tokens[i]));
-      std::memcpy(tile + i * dim_ * sizeof(Half), rows.row(tokens[i]), dim_ * sizeof(Half));
+      if (!std::all_of(row, row + dim_, IsFiniteHalf)) return NonFinite(tokens[i]);
+      std::memcpy(tile + i * dim_ * sizeof(Half), row, dim_ * sizeof(Half));
     } else {
-      QKV_RETURN_IF_ERROR(Transform(rows, tokens[i], x.data()));
+      if (!kernels_.transform_row(row, space, x.data())) return NonFinite(tokens[i]);
       kernels_.quantize_row(x.data(), dim_, run.bits, codes.data() + i * dim_, scales + i);
     }
   }
@@ -108,12 +102,12 @@ Status BlockCodec::Pack(const HeadRows& rows, const TokenOrder& order, const Blo
     for (size_t done = 0; done < run.tokens; done += kTileTokens) {
       const size_t n = std::min(kTileTokens, run.tokens - done);
       uint8_t* tile = out + (n == kTileTokens ? run.full_offset + TileBytes(done, dim_, run.bits) : run.tail_offset);
-      std::array<Half, kTileTokens> scales;
+      std::array<RowScale, kTileTokens> scales;
       QKV_RETURN_IF_ERROR(PackTileOf(rows, run, &order.token_at[run.first + done], n, tile, scales.data()));
       if (run.bits == 16) continue;
-      uint8_t* stored = out + layout.scales_offset + (run.first_scale + done) * sizeof(Half);
-      std::memcpy(stored, scales.data(), n * sizeof(Half));
-      payload_end += n * sizeof(Half);
+      uint8_t* stored = out + layout.scales_offset + (run.first_scale + done) * sizeof(RowScale);
+      std::memcpy(stored, scales.data(), n * sizeof(RowScale));
+      payload_end += n * sizeof(RowScale);
     }
   }
   std::fill(out + payload_end, out + layout.bytes, uint8_t{0});
@@ -124,8 +118,9 @@ Status BlockCodec::UnpackTileOf(const uint8_t* tile, const BlockLayout::Run& run
                                 const uint8_t* scales, size_t limit, Half* out, size_t stride) const {
   const auto corrupt = [&](size_t i) {
     return Status(StatusCode::kCorrupt,
-                  fmt::format("the packed {} of token {} are not finite", SideName(side_), tokens[i]));
+                  fmt::format("the packed {} of token {} are out of range", SideName(side_), tokens[i]));
   };
+  const RowSpace space = Space();
   TileCodes codes;
   if (run.bits < 16) UnpackTile(side_, tile, n, dim_, run.bits, codes.data());
   for (size_t i = 0; i < n; ++i) {
@@ -136,14 +131,10 @@ Status BlockCodec::UnpackTileOf(const uint8_t* tile, const BlockLayout::Run& run
       if (!std::all_of(row, row + dim_, IsFiniteHalf)) return corrupt(i);
       continue;
     }
-    Row x;
-    Half scale = 0;
-    std::memcpy(&scale, scales + i * sizeof(Half), sizeof(Half));
-    if (!IsFiniteHalf(scale)) return corrupt(i);
-    kernels_.dequantize_row(codes.data() + i * dim_, dim_, run.bits, scale, x.data());
-    kernels_.rotate(x.data(), dim_, rotation_block_);
-    for (size_t c = 0; c < scale_.size(); ++c) x[c] = x[c] * scale_[c] + mean_[c];
-    for (size_t c = 0; c < dim_; ++c) row[c] = FloatToHalf(x[c]);
+    RowScale scale = 0;
+    std::memcpy(&scale, scales + i * sizeof scale, sizeof scale);
+    if (!IsValidScale(scale)) return corrupt(i);
+    kernels_.restore_row(codes.data() + i * dim_, run.bits, scale, space, row);
   }
   return {};
 }
@@ -155,7 +146,7 @@ Status BlockCodec::Unpack(const uint8_t* block, const TokenOrder& order, const B
       const size_t n = std::min(kTileTokens, run.tokens - done);
       const uint8_t* tile =
           block + (n == kTileTokens ? run.full_offset + TileBytes(done, dim_, run.bits) : run.tail_offset);
-      const uint8_t* scales = block + layout.scales_offset + (run.first_scale + done) * sizeof(Half);
+      const uint8_t* scales = block + layout.scales_offset + (run.first_scale + done) * sizeof(RowScale);
       QKV_RETURN_IF_ERROR(UnpackTileOf(tile, run, &order.token_at[run.first + done], n, scales, tokens, out, stride));
     }
   }

@@ -3,8 +3,8 @@
 //   full tiles of level 0, of level 1, ... | partial tile of level 0, of level 1, ... | scales | zeros to 64 bytes
 //
 // Tokens lie in the plan's order. Tiles are in quant/tile.h; a 16-bit tile is rows of FP16. Full tiles start on a
-// 64-byte boundary because their sizes are multiples of 64. Scales: one FP16 for each token that is not exact, in
-// order.
+// 64-byte boundary because their sizes are multiples of 64. Scales: one RowScale for each token that has less than 16
+// bits here, in order.
 #pragma once
 
 #include <cstddef>
@@ -42,7 +42,8 @@ struct BlockLayout {
   size_t scales_offset = 0;
   size_t bytes = 0;  // multiple of kBlockAlignment
 
-  static BlockLayout Make(Side side, size_t dim, std::span<const Level> levels, std::span<const uint32_t> level_size);
+  // level_bits: of this side in this layer, one a level (BitPlan::SideBitsOf). level_size: tokens of each level.
+  static BlockLayout Make(size_t dim, std::span<const int> level_bits, std::span<const uint32_t> level_size);
 };
 
 // The codec of one block: what turns a row into the space where it is quantized, and back.
@@ -55,7 +56,7 @@ class BlockCodec {
   Status Pack(const HeadRows& rows, const TokenOrder& order, const BlockLayout& layout, uint8_t* out) const;
 
   // Writes rows of the tokens below `tokens` (all others are passed over): token i at out + i * stride, FP16.
-  // kCorrupt names the token where a scale or an exact value is not finite.
+  // kCorrupt names the token where a scale is out of range or an exact value not finite.
   Status Unpack(const uint8_t* block, const TokenOrder& order, const BlockLayout& layout, size_t tokens, Half* out,
                 size_t stride) const;
 
@@ -68,10 +69,10 @@ class BlockCodec {
   void TransformQuery(float* query) const;
 
  private:
-  Status CheckFinite(const HeadRows& rows, size_t token) const;
-  Status Transform(const HeadRows& rows, size_t token, float* x) const;
+  RowSpace Space() const;
+  Status NonFinite(size_t token) const;
   Status PackTileOf(const HeadRows& rows, const BlockLayout::Run& run, const uint32_t* tokens, size_t n, uint8_t* tile,
-                    Half* scales) const;
+                    RowScale* scales) const;
   Status UnpackTileOf(const uint8_t* tile, const BlockLayout::Run& run, const uint32_t* tokens, size_t n,
                       const uint8_t* scales, size_t limit, Half* out, size_t stride) const;
 

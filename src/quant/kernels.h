@@ -1,6 +1,6 @@
-// The row kernels: rotate, quantize and dequantize the vector of one token and one KV head.
+// The row kernels: what turns the FP16 row of one token and one KV head into codes, and back.
 //
-// The scalar kernels define the result. Every other set gives the same codes and scales: sums are 16 interleaved
+// The scalar kernels define the result. Every other set gives the same codes, scales and rows: sums are 16 interleaved
 // partial sums combined pairwise, and this module is compiled without contraction.
 #pragma once
 
@@ -9,32 +9,46 @@
 
 #include "qkvshare/status.h"
 #include "quant/half.h"
+#include "quant/row_scale.h"
 
 namespace qkvshare {
 
 inline constexpr size_t kMaxHeadDim = 1024;
 
+// The space in which rows of one KV head are quantized: x -> rotation of (x - mean) / scale.
+struct RowSpace {
+  size_t dim = 0;             // multiple of 8, at most kMaxHeadDim
+  size_t rotation_block = 0;  // RotationBlock(dim)
+  // [dim] each, or all null: neither mean nor scale.
+  const float* mean = nullptr;
+  const float* scale = nullptr;
+  const float* inverse_scale = nullptr;
+};
+
 struct Kernels {
   const char* name;
 
   // Multiplies each run of `block` values of x [dim] by the orthonormal Hadamard matrix; its own inverse. block: a
-  // power of two, at least 4, that divides dim.
+  // power of two, at least 8, that divides dim.
   void (*rotate)(float* x, size_t dim, size_t block);
 
-  // Quantizes x [dim] (finite, dim a multiple of 8) to `bits` in {4, 8}: codes [dim], one a byte, and one scale.
-  // 8 bits: x = (code - 128) * scale, code 1..255. 4 bits: mid-rise, x = (code - 7.5) * scale, code 0..15, where the
-  // scale comes from a search over 14 clip points with a least-squares refit.
-  // Returns the squared error of the result, summed over the row.
-  float (*quantize_row)(const float* x, size_t dim, int bits, uint8_t* codes, Half* scale);
+  // row [dim] -> x [dim] in the space of the codes. False where a value of the row is NaN or Inf; x is then undefined.
+  bool (*transform_row)(const Half* row, const RowSpace& space, float* x);
 
-  // The inverse: x [dim].
-  void (*dequantize_row)(const uint8_t* codes, size_t dim, int bits, Half scale, float* x);
+  // Quantizes x [dim] (finite) to `bits` in {2, 4, 8}: codes [dim], one a byte, and one scale. 8 bits: mid-tread, codes
+  // 1..255, every error at most half a step. 2 and 4 bits: the best by squared error of 14 clip points on both grids,
+  // with a least-squares refit of the scale; at 2 bits the scale then keeps the row's length instead.
+  // Returns the squared error of the result, summed over the row.
+  float (*quantize_row)(const float* x, size_t dim, int bits, uint8_t* codes, RowScale* scale);
+
+  // The inverse of both: codes [dim] -> row [dim], rounded to FP16 and limited to its range.
+  void (*restore_row)(const uint8_t* codes, int bits, RowScale scale, const RowSpace& space, Half* row);
 };
 
 const Kernels& ScalarKernels();
 
-// The fastest set for this CPU, or the one that QKV_FORCE_ISA names (scalar). kInvalidArgument for a name that is
-// unknown here.
+// The fastest set for this CPU, or the one that QKV_FORCE_ISA names. kInvalidArgument, with the names that there are,
+// for one that this CPU or this build does not have.
 Result<const Kernels*> SelectKernels();
 
 // Largest power of two that divides dim: the rotation's block.

@@ -1,15 +1,17 @@
 // Tiles: how the codes of up to 16 tokens of one KV head lie in memory (docs/card_format.md, "Tiles").
 //
-// Keys, 8 bits: groups of 4 channels; in a group each token has 4 bytes. 4 bits: groups of 8 channels; in a group each
-// token has 4 bytes, byte j with channel j of the group in the low and channel 4 + j in the high nibble. A 64-byte load
-// so covers all 16 tokens of a full tile.
-// Values, 8 bits: a row of bytes a token. 4 bits: a row of dim / 2 bytes, byte j with channel j in the low and channel
-// dim / 2 + j in the high nibble.
-// A partial tile has the same shape with its number of tokens in place of 16: nothing is padded.
+// Codes of b bits: a byte holds 8 / b of them, of channels that lie far enough apart for a load to unpack to whole
+// steps. Keys: groups of 32 / b channels; in a group each token has 4 bytes. Byte j has, from its low bits up, channels
+// j, 4 + j, 8 + j and so on of the group. A 64-byte load so covers all 16 tokens of a full tile. Values: a row of n =
+// dim * b / 8 bytes a token. Byte j has, from its low bits up, channels j, n + j, 2 * n + j and so on. At 2 bits rows
+// of both sides are padded to a multiple of 16 channels, so that groups are whole: with zeros, unread. A partial tile
+// has the same shape with its number of tokens in place of 16: no token is padded.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+
+#include "base/bytes.h"
 
 namespace qkvshare {
 
@@ -20,9 +22,13 @@ enum class Side : uint8_t { kKeys = 0, kValues = 1 };
 // "keys", "values".
 const char* SideName(Side side);
 
-constexpr size_t TileBytes(size_t tokens, size_t dim, int bits) { return tokens * dim * static_cast<size_t>(bits) / 8; }
+// Bytes of the codes (16 bits: of the values) of one row of a tile.
+constexpr size_t RowBytes(size_t dim, int bits) {
+  return (bits == 2 ? AlignUp(dim, 16) : dim) * static_cast<size_t>(bits) / 8;
+}
+constexpr size_t TileBytes(size_t tokens, size_t dim, int bits) { return tokens * RowBytes(dim, bits); }
 
-// codes: [tokens, dim], one a byte; tile: TileBytes(tokens, dim, bits). bits in {4, 8}, tokens 1..16, dim % 8 == 0.
+// codes: [tokens, dim], one a byte; tile: TileBytes(tokens, dim, bits). bits in {2, 4, 8}, tokens 1..16, dim % 8 == 0.
 void PackTile(Side side, const uint8_t* codes, size_t tokens, size_t dim, int bits, uint8_t* tile);
 void UnpackTile(Side side, const uint8_t* tile, size_t tokens, size_t dim, int bits, uint8_t* codes);
 

@@ -10,22 +10,25 @@ namespace {
 
 using Codes = std::vector<uint8_t>;
 
-// Byte and nibble of one code, as docs/card_format.md ("Tiles") has it.
+// Byte of one code and its lowest bit there, as docs/card_format.md ("Tiles") has it.
 struct Place {
   size_t byte;
-  bool high;
+  size_t shift;
 };
-Place Find(Side side, int bits, size_t tokens, size_t dim, size_t token, size_t channel) {
-  if (side == Side::kKeys && bits == 8) return {(channel / 4 * tokens + token) * 4 + channel % 4, false};
-  if (side == Side::kKeys) return {(channel / 8 * tokens + token) * 4 + channel % 4, channel % 8 >= 4};
-  if (bits == 8) return {token * dim + channel, false};
-  return {token * (dim / 2) + channel % (dim / 2), channel >= dim / 2};
+Place Find(Side side, size_t bits, size_t tokens, size_t dim, size_t token, size_t channel) {
+  const size_t in_byte = 8 / bits;
+  if (side == Side::kKeys) {
+    const size_t group = 4 * in_byte;
+    return {(channel / group * tokens + token) * 4 + channel % 4, channel % group / 4 * bits};
+  }
+  const size_t row = (bits == 2 ? (dim + 15) / 16 * 16 : dim) / in_byte;
+  return {token * row + channel % row, channel / row * bits};
 }
 
 TEST(TileTest, EveryCodeLiesWhereTheFormatSaysAndComesBack) {
   std::mt19937 random(3);
   for (const Side side : {Side::kKeys, Side::kValues}) {
-    for (const int bits : {4, 8}) {
+    for (const int bits : {2, 4, 8}) {
       for (const size_t dim : {8u, 64u, 72u, 80u, 96u, 128u, 256u}) {
         for (size_t tokens = 1; tokens <= kTileTokens; ++tokens) {
           Codes codes(tokens * dim);
@@ -35,9 +38,8 @@ TEST(TileTest, EveryCodeLiesWhereTheFormatSaysAndComesBack) {
           EXPECT_EQ(tile.back(), 0xA5);
           for (size_t token = 0; token < tokens; ++token) {
             for (size_t channel = 0; channel < dim; ++channel) {
-              const Place place = Find(side, bits, tokens, dim, token, channel);
-              const int stored = bits == 8 ? tile[place.byte] : tile[place.byte] >> (place.high ? 4 : 0) & 15;
-              ASSERT_EQ(stored, codes[token * dim + channel])
+              const Place place = Find(side, static_cast<size_t>(bits), tokens, dim, token, channel);
+              ASSERT_EQ(tile[place.byte] >> place.shift & ((1 << bits) - 1), codes[token * dim + channel])
                   << SideName(side) << " " << bits << " bits, dim " << dim << ", token " << token << " of " << tokens;
             }
           }
@@ -65,6 +67,10 @@ TEST(TileTest, GoldenBytes) {
   EXPECT_EQ(pack(Side::kKeys, 4), (Codes{0x40, 0x51, 0x62, 0x73, 0xC8, 0xD9, 0xEA, 0xFB}));
   EXPECT_EQ(pack(Side::kValues, 8), codes);
   EXPECT_EQ(pack(Side::kValues, 4), (Codes{0x40, 0x51, 0x62, 0x73, 0xC8, 0xD9, 0xEA, 0xFB}));
+  for (uint8_t& code : codes) code &= 3;  // 0 1 2 3 0 1 2 3 for each token; padded to 16 channels
+  EXPECT_EQ(pack(Side::kKeys, 2), (Codes{0x00, 0x05, 0x0A, 0x0F, 0x00, 0x05, 0x0A, 0x0F}));
+  EXPECT_EQ(pack(Side::kValues, 2), (Codes{0x00, 0x05, 0x0A, 0x0F, 0x00, 0x05, 0x0A, 0x0F}));
+  for (uint8_t code = 0; code < 16; ++code) codes[code] = code;
   // Where keys and values differ at 4 bits: 16 channels of one token.
   Codes keys(8);
   Codes values(8);
