@@ -23,17 +23,17 @@ size_t PayloadSection(size_t layers, size_t layer, Side side) {
 }  // namespace
 
 double AverageCodeBits(const BitPlan& plan, std::span<const LayerShape> shapes) {
-  double key_channels = 0;
-  double value_channels = 0;
-  for (const LayerShape& shape : shapes) {
-    key_channels += static_cast<double>(shape.row_values(Side::kKeys));
-    value_channels += static_cast<double>(shape.row_values(Side::kValues));
+  std::vector<double> level_bits(plan.levels.size(), 0.0);  // of one token, all layers
+  for (size_t layer = 0; layer < shapes.size(); ++layer) {
+    for (const Side side : {Side::kKeys, Side::kValues}) {
+      const std::vector<int> bits = plan.SideBitsOf(layer, side);
+      const auto channels = static_cast<double>(shapes[layer].row_values(side));
+      for (size_t i = 0; i < bits.size(); ++i) level_bits[i] += bits[i] * channels;
+    }
   }
   double bits = 0;
-  for (size_t token = 0; token < plan.tokens(); ++token) {
-    bits += plan.level(token).key_bits * key_channels + plan.level(token).value_bits * value_channels;
-  }
-  return bits / (static_cast<double>(plan.tokens()) * (key_channels + value_channels));
+  for (const uint8_t level : plan.level_of_token) bits += level_bits[level];
+  return bits / static_cast<double>(plan.tokens() * ChannelsPerToken(shapes));
 }
 
 Status Card::VerifyDigests() const {
@@ -56,7 +56,7 @@ double Card::average_total_bits() const {
 size_t Card::fp16_bytes() const { return tokens() * ChannelsPerToken(shapes_) * sizeof(Half); }
 
 BlockLayout Card::layout(size_t layer, Side side) const {
-  return BlockLayout::Make(side, shapes_[layer].dim(side), plan_.levels, order_.level_size);
+  return BlockLayout::Make(shapes_[layer].dim(side), plan_.SideBitsOf(layer, side), order_.level_size);
 }
 
 ByteSpan Card::block(size_t layer, Side side, size_t kv_head) const {

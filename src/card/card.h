@@ -12,6 +12,7 @@
 #include "base/hash.h"
 #include "card/card_info.h"
 #include "qkvshare/status.h"
+#include "quant/anchor.h"
 #include "quant/bit_plan.h"
 #include "quant/block.h"
 #include "quant/kv_view.h"
@@ -42,6 +43,15 @@ class Card {
   const CardInfo& info() const { return info_; }
   const ModelIdentity& identity() const { return identity_; }
   uint32_t hop() const { return hop_; }
+  // A delta card continues another: its tokens follow the first_token() tokens of the parent and the parent's parents.
+  bool has_parent() const { return parent_ != Digest{}; }
+  const Digest& parent() const { return parent_; }
+  uint32_t first_token() const { return first_token_; }
+  uint32_t protected_tokens() const { return protected_tokens_; }
+  const ProfileSource& profile() const { return profile_; }
+  std::span<const Anchor> anchors() const { return anchors_; }
+  // Tokens that a query of the layer sees; 0: all.
+  uint32_t window(size_t layer) const { return windows_[layer]; }
   uint32_t exact_tokens() const { return exact_tokens_; }
   int32_t position_offset() const { return positions_.front(); }
   // Identifies the content: digest over the section table, which holds each section's digest.
@@ -81,7 +91,11 @@ class Card {
   CardInfo info_;
   ModelIdentity identity_;
   Digest content_id_{};
-  uint32_t hop_ = 0, exact_tokens_ = 0;
+  uint32_t hop_ = 0, exact_tokens_ = 0, first_token_ = 0, protected_tokens_ = 0;
+  Digest parent_{};
+  ProfileSource profile_;
+  std::vector<Anchor> anchors_;
+  std::vector<uint32_t> windows_;  // of each layer
   size_t payload_bytes_ = 0;
   double average_code_bits_ = 0;
 };

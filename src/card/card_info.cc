@@ -27,13 +27,31 @@ Status GetCount(const json& object, const char* key, uint32_t* out) {
   return {};
 }
 
+Status GetArray(const json& object, const char* key, const json** out) {
+  const auto it = object.find(key);
+  if (it == object.end() || !it->is_array()) return Corrupt(fmt::format("'{}' is missing or not an array", key));
+  *out = &*it;
+  return {};
+}
+
+Status ParseReader(const json& object, SegmentReader* reader) {
+  if (!object.is_object()) return Corrupt("a reader is not an object");
+  QKV_RETURN_IF_ERROR(GetText(object, "agent", &reader->agent));
+  QKV_RETURN_IF_ERROR(GetCount(object, "distance", &reader->distance));
+  return reader->distance > 0 ? Status() : Corrupt("a reader is at distance 0");
+}
+
 Status ParseSegment(const json& object, Segment* segment) {
   if (!object.is_object()) return Corrupt("a segment is not an object");
   QKV_RETURN_IF_ERROR(GetText(object, "role", &segment->role));
   QKV_RETURN_IF_ERROR(GetText(object, "owner", &segment->owner));
   QKV_RETURN_IF_ERROR(GetText(object, "parent", &segment->parent));
   QKV_RETURN_IF_ERROR(GetCount(object, "first_token", &segment->first_token));
-  return GetCount(object, "tokens", &segment->tokens);
+  QKV_RETURN_IF_ERROR(GetCount(object, "tokens", &segment->tokens));
+  const json* readers = nullptr;
+  QKV_RETURN_IF_ERROR(GetArray(object, "readers", &readers));
+  for (const json& entry : *readers) QKV_RETURN_IF_ERROR(ParseReader(entry, &segment->readers.emplace_back()));
+  return {};
 }
 
 Status ParseInfo(const json& object, CardInfo* info) {
@@ -44,8 +62,15 @@ Status ParseInfo(const json& object, CardInfo* info) {
   QKV_RETURN_IF_ERROR(GetText(object, "policy", &info->policy));
   QKV_RETURN_IF_ERROR(GetText(object, "created", &info->created));
   QKV_RETURN_IF_ERROR(GetText(object, "writer", &info->writer));
-  const auto segments = object.find("segments");
-  if (segments == object.end() || !segments->is_array()) return Corrupt("'segments' is missing or not an array");
+  QKV_RETURN_IF_ERROR(GetText(object, "cache_type", &info->cache_type));
+  const json* features = nullptr;
+  QKV_RETURN_IF_ERROR(GetArray(object, "features", &features));
+  for (const json& feature : *features) {
+    if (!feature.is_string()) return Corrupt("a feature is not a string");
+    info->features.push_back(feature.get<std::string>());
+  }
+  const json* segments = nullptr;
+  QKV_RETURN_IF_ERROR(GetArray(object, "segments", &segments));
   for (const json& entry : *segments) QKV_RETURN_IF_ERROR(ParseSegment(entry, &info->segments.emplace_back()));
   return {};
 }
@@ -70,15 +95,20 @@ Status CheckSegments(const std::vector<Segment>& segments, uint32_t tokens) {
 std::string CardInfoToJson(const CardInfo& info) {
   json segments = json::array();
   for (const Segment& segment : info.segments) {
+    json readers = json::array();
+    for (const SegmentReader& reader : segment.readers) {
+      readers.push_back({{"agent", reader.agent}, {"distance", reader.distance}});
+    }
     segments.push_back({{"role", segment.role},
                         {"owner", segment.owner},
                         {"parent", segment.parent},
                         {"first_token", segment.first_token},
-                        {"tokens", segment.tokens}});
+                        {"tokens", segment.tokens},
+                        {"readers", readers}});
   }
   const json object = {{"model_name", info.model_name}, {"architecture", info.architecture}, {"sender", info.sender},
                        {"policy", info.policy},         {"created", info.created},           {"writer", info.writer},
-                       {"segments", segments}};
+                       {"features", info.features},     {"cache_type", info.cache_type},     {"segments", segments}};
   // Invalid UTF-8 in a name is replaced: names are for people.
   return object.dump(-1, ' ', false, json::error_handler_t::replace);
 }
@@ -87,7 +117,7 @@ Result<CardInfo> CardInfoFromJson(const std::string& text) {
   // The parser takes a zero byte for the end and would pass over what follows.
   if (text.find('\0') != std::string::npos) return Corrupt("holds a zero byte");
   // The callback bounds the depth, so that no input can exhaust the stack.
-  const auto shallow = [](int depth, json::parse_event_t, json&) { return depth <= 4; };
+  const auto shallow = [](int depth, json::parse_event_t, json&) { return depth <= 6; };
   const json object = json::parse(text, shallow, /*allow_exceptions=*/false);
   CardInfo info;
   QKV_RETURN_IF_ERROR(ParseInfo(object, &info));

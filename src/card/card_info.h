@@ -10,6 +10,14 @@
 
 namespace qkvshare {
 
+// An agent that is to use a segment, as the sender knows the topology.
+struct SegmentReader {
+  std::string agent;
+  uint32_t distance = 1;  // hops from the sender: 1 for the next agent
+
+  friend bool operator==(const SegmentReader&, const SegmentReader&) = default;
+};
+
 // A run of tokens with one origin.
 struct Segment {
   std::string role;    // free text: a message's role, "prompt" or "generated"
@@ -17,20 +25,36 @@ struct Segment {
   std::string parent;  // content id (hex) of the card it came with, empty where the owner prefilled it
   uint32_t first_token = 0;
   uint32_t tokens = 0;
+  std::vector<SegmentReader> readers{};  // empty: not known
 
   friend bool operator==(const Segment&, const Segment&) = default;
 };
 
 struct CardInfo {
-  std::string model_name;         // for people; identity is the fingerprint
-  std::string architecture;       // as in the GGUF
-  std::string sender;             // the agent that packed the card
-  std::string policy;             // the bit-allocation policy
-  std::string created;            // UTC, RFC 3339
-  std::string writer;             // "qkvshare 0.1.0"
-  std::vector<Segment> segments;  // cover all tokens in order
+  std::string model_name;               // for people; identity is the fingerprint
+  std::string architecture;             // as in the GGUF
+  std::string sender;                   // the agent that packed the card
+  std::string policy;                   // the bit-allocation policy
+  std::vector<std::string> features{};  // what the policy looked at
+  std::string cache_type{};             // of the sender's context: "f16", or "q8_0/q4_0" for keys and values
+  std::string created;                  // UTC, RFC 3339
+  std::string writer;                   // "qkvshare 0.1.0"
+  std::vector<Segment> segments;        // cover all tokens in order
 
   friend bool operator==(const CardInfo&, const CardInfo&) = default;
+};
+
+// Where the channel means and scales come from. Stored value.
+enum class ProfileKind : uint32_t {
+  kNone = 0,      // there are none
+  kMeasured = 1,  // measured on the card's own tokens
+  kStatic = 2,    // a static profile of the model, which has an id
+};
+struct ProfileSource {
+  ProfileKind kind = ProfileKind::kMeasured;
+  Digest id{};  // of a static profile
+
+  friend bool operator==(const ProfileSource&, const ProfileSource&) = default;
 };
 
 // Rotary embedding as a layer's graph applies it.

@@ -27,6 +27,7 @@ class CardReader {
     QKV_RETURN_IF_ERROR(ReadPlan());
     QKV_RETURN_IF_ERROR(ReadInfo());
     QKV_RETURN_IF_ERROR(ReadProfile());
+    QKV_RETURN_IF_ERROR(ReadAnchors());
     return CheckPayload();
   }
 
@@ -60,6 +61,11 @@ class CardReader {
                   "card version {} is not supported (rule 3; this software reads version {}): use the software that "
                   "wrote it or pack again",
                   header_.version, kVersion)};
+    }
+    if (header_.draft != kDraft) {
+      return {StatusCode::kUnsupported,
+              fmt::format("the card is of draft {} of version 0 (rule 3; this software reads draft {}): pack again",
+                          header_.draft, kDraft)};
     }
     if (header_.header_bytes != sizeof(FileHeader)) return Corrupt(4, "wrong header size");
     if (header_.section_entry_bytes != sizeof(SectionEntry)) return Corrupt(5, "wrong section entry size");
@@ -133,16 +139,45 @@ class CardReader {
               fmt::format("card codecs {} and {} are not supported by this software (rule 26)", geometry_.key_codec,
                           geometry_.value_codec)};
     }
-    if (geometry_.reserved != 0) return Corrupt(27, "reserved geometry bytes are not zero");
+    const auto is_zero = [](uint8_t b) { return b == 0; };
+    if (geometry_.reserved != 0 || geometry_.reserved_2 != 0 ||
+        !std::all_of(geometry_.reserved_3.begin(), geometry_.reserved_3.end(), is_zero)) {
+      return Corrupt(27, "reserved geometry bytes are not zero");
+    }
     for (const float x :
          {geometry_.rope_base, geometry_.rope_scale, geometry_.rope_ext_factor, geometry_.rope_attn_factor}) {
       if (!std::isfinite(x)) return Corrupt(28, "a RoPE parameter is not finite");
     }
+    QKV_RETURN_IF_ERROR(CheckContext());
     card_.hop_ = geometry_.hop;
     card_.exact_tokens_ = geometry_.exact_tokens;
+    card_.first_token_ = geometry_.first_token;
+    card_.protected_tokens_ = geometry_.protected_tokens;
+    card_.parent_ = geometry_.parent;
+    card_.profile_ = {static_cast<ProfileKind>(geometry_.profile_kind), geometry_.profile};
     card_.identity_ = {geometry_.model_fingerprint, geometry_.rope_fingerprint,
                        RopeParams{geometry_.rope_dims, geometry_.rope_mode, geometry_.rope_base, geometry_.rope_scale,
                                   geometry_.rope_ext_factor, geometry_.rope_attn_factor}};
+    return {};
+  }
+
+  // What came before the card, and where its profile is from.
+  Status CheckContext() const {
+    if (geometry_.hop > kMaxHop) return Corrupt(29, fmt::format("hop {}", geometry_.hop));
+    const bool has_parent = geometry_.parent != Digest{};
+    if (has_parent != (geometry_.first_token > 0) || (has_parent && geometry_.hop == 0)) {
+      return Corrupt(35, fmt::format("{} parent, first token {}, hop {}", has_parent ? "a" : "no",
+                                     geometry_.first_token, geometry_.hop));
+    }
+    if (geometry_.first_token > kMaxContextTokens - geometry_.tokens) {
+      return Corrupt(36, fmt::format("{} tokens come before", geometry_.first_token));
+    }
+    if (geometry_.protected_tokens > geometry_.tokens) return Corrupt(37, "more protected tokens than tokens");
+    const bool is_static = geometry_.profile_kind == static_cast<uint32_t>(ProfileKind::kStatic);
+    if (geometry_.profile_kind > static_cast<uint32_t>(ProfileKind::kStatic)) {
+      return Corrupt(38, fmt::format("profile kind {}", geometry_.profile_kind));
+    }
+    if (is_static != (geometry_.profile != Digest{})) return Corrupt(38, "a static profile, and no other, has an id");
     return {};
   }
 
@@ -163,7 +198,12 @@ class CardReader {
         return Corrupt(33, fmt::format("layer {} has rotation blocks {} and {}", i, entry.key_rotation_block,
                                        entry.value_rotation_block));
       }
-      if (entry.reserved != 0) return Corrupt(34, "reserved layer bytes are not zero");
+      if (entry.reserved != 0 || entry.reserved_2 != 0) return Corrupt(34, "reserved layer bytes are not zero");
+      if (entry.window > kMaxContextTokens) {
+        return Corrupt(39, fmt::format("layer {} has a window of {} tokens", i, entry.window));
+      }
+      card_.windows_.push_back(entry.window);
+      card_.plan_.layers.push_back({entry.key_adjustment, entry.value_adjustment});
       card_.shapes_.push_back({entry.kv_heads, entry.key_dim, entry.value_dim});
     }
     return {};
@@ -190,7 +230,7 @@ class CardReader {
     QKV_RETURN_IF_ERROR(ReadValues(SectionType::kLevels, 50, "levels", 2 * size_t{geometry_.levels}, &bits));
     for (size_t i = 0; i < bits.size(); i += 2) card_.plan_.levels.push_back({bits[i], bits[i + 1]});
     QKV_RETURN_IF_ERROR(ReadValues(SectionType::kBitMap, 51, "bit map", geometry_.tokens, &card_.plan_.level_of_token));
-    if (const Status status = ValidatePlan(card_.plan_, geometry_.tokens); !status.ok())
+    if (const Status status = ValidatePlan(card_.plan_, geometry_.tokens, layers_); !status.ok())
       return Corrupt(52, status.message());
     card_.order_ = OrderTokens(card_.plan_);
     card_.average_code_bits_ = AverageCodeBits(card_.plan_, card_.shapes_);
@@ -220,6 +260,9 @@ class CardReader {
       card_.profile_offset_.push_back(values);
       values += 2 * shape.row_values(Side::kKeys);
     }
+    if (section.empty() != (card_.profile_.kind == ProfileKind::kNone)) {
+      return Corrupt(73, "the profile and its kind contradict each other");
+    }
     if (section.empty()) return {};
     std::vector<Half> profile;
     QKV_RETURN_IF_ERROR(ReadValues(SectionType::kProfile, 70, "profile", values, &profile));
@@ -236,6 +279,25 @@ class CardReader {
           return Corrupt(72, fmt::format("a scale of layer {} is not positive and finite", layer));
         }
       }
+    }
+    return {};
+  }
+
+  Status ReadAnchors() {
+    const ByteSpan section = Section(SectionType::kAnchors);
+    const size_t count = section.size() / sizeof(AnchorEntry);
+    if (count > kMaxAnchors) return Corrupt(75, fmt::format("{} anchors", count));
+    std::vector<AnchorEntry> entries;
+    QKV_RETURN_IF_ERROR(ReadValues(SectionType::kAnchors, 75, "anchors", count, &entries));
+    for (const AnchorEntry& entry : entries) {
+      if (!card_.anchors_.empty() && entry.token <= card_.anchors_.back().token) {
+        return Corrupt(76, "anchors do not ascend");
+      }
+      if (entry.token >= geometry_.first_token + geometry_.tokens) {
+        return Corrupt(76, fmt::format("an anchor at token {}, past the end", entry.token));
+      }
+      if (!(entry.weight > 0 && entry.weight <= 1)) return Corrupt(77, "an anchor's weight is not in (0, 1]");
+      card_.anchors_.push_back({entry.token, entry.weight});
     }
     return {};
   }

@@ -56,6 +56,34 @@ bool ProfilesFit(const KvView& kv, const KeyProfiles& profiles) {
   return true;
 }
 
+// A parent, its profile, windows and anchors.
+Status CheckContext(const KvView& kv, const KeyProfiles& profiles, const CardContent& content) {
+  const auto invalid = [](const std::string& what) { return Status(StatusCode::kInvalidArgument, "pack: " + what); };
+  const bool has_parent = content.parent != Digest{};
+  if (has_parent != (content.first_token > 0)) return invalid("a card has a parent where it starts after token 0");
+  if (has_parent && content.hop == 0) return invalid("a card with a parent is at hop 0");
+  if (content.hop > kMaxHop) return invalid(fmt::format("hop {} is past the limit of {}", content.hop, kMaxHop));
+  if (content.first_token > kMaxContextTokens - kv.tokens) return invalid("the context has too many tokens");
+  if (content.protected_tokens > kv.tokens) return invalid("more protected tokens than tokens");
+  const bool is_static = !profiles.empty() && content.profile.kind == ProfileKind::kStatic;
+  if (is_static != (content.profile.id != Digest{})) return invalid("a static profile, and no other, has an id");
+  if (!content.windows.empty() && content.windows.size() != kv.layers.size()) {
+    return invalid(fmt::format("windows of {} layers, but {} layers", content.windows.size(), kv.layers.size()));
+  }
+  for (const uint32_t window : content.windows) {
+    if (window > kMaxContextTokens) return invalid(fmt::format("a window of {} tokens", window));
+  }
+  if (content.anchors.size() > kMaxAnchors) return invalid(fmt::format("{} anchors", content.anchors.size()));
+  for (size_t i = 0; i < content.anchors.size(); ++i) {
+    const Anchor& anchor = content.anchors[i];
+    const bool ascends = i == 0 || anchor.token > content.anchors[i - 1].token;
+    if (!ascends || anchor.token >= content.first_token + kv.tokens || !(anchor.weight > 0 && anchor.weight <= 1)) {
+      return invalid(fmt::format("anchor {} is out of order or out of range", i));
+    }
+  }
+  return {};
+}
+
 Status CheckContent(const KvView& kv, const BitPlan& plan, const KeyProfiles& profiles, const CardContent& content) {
   const auto invalid = [](const std::string& what) { return Status(StatusCode::kInvalidArgument, "pack: " + what); };
   if (kv.tokens == 0) return invalid("there are no tokens to pack");
@@ -80,10 +108,11 @@ Status CheckContent(const KvView& kv, const BitPlan& plan, const KeyProfiles& pr
     if (!std::isfinite(x)) return invalid("a RoPE parameter is not finite");
   }
   QKV_RETURN_IF_ERROR(CheckSegments(content.info.segments, static_cast<uint32_t>(kv.tokens)));
-  return ValidatePlan(plan, kv.tokens);
+  QKV_RETURN_IF_ERROR(CheckContext(kv, profiles, content));
+  return ValidatePlan(plan, kv.tokens, kv.layers.size());
 }
 
-Buffer GeometryBytes(const KvView& kv, const BitPlan& plan, const CardContent& content) {
+Buffer GeometryBytes(const KvView& kv, const BitPlan& plan, const KeyProfiles& profiles, const CardContent& content) {
   Geometry geometry{};
   geometry.tokens = static_cast<uint32_t>(kv.tokens);
   geometry.layers = static_cast<uint32_t>(kv.layers.size());
@@ -104,22 +133,37 @@ Buffer GeometryBytes(const KvView& kv, const BitPlan& plan, const CardContent& c
   geometry.average_code_bits = AverageCodeBits(plan, ShapesOf(kv));
   geometry.model_fingerprint = content.identity.model;
   geometry.rope_fingerprint = content.identity.rope;
+  geometry.first_token = content.first_token;
+  geometry.protected_tokens = content.protected_tokens;
+  geometry.profile_kind = static_cast<uint32_t>(profiles.empty() ? ProfileKind::kNone : content.profile.kind);
+  geometry.parent = content.parent;
+  geometry.profile = content.profile.id;
   Buffer bytes;
   ByteWriter(&bytes).Put(geometry);
   return bytes;
 }
 
-Buffer LayersBytes(const KvView& kv) {
+Buffer LayersBytes(const KvView& kv, const BitPlan& plan, const CardContent& content) {
   Buffer bytes;
-  for (const LayerRows& rows : kv.layers) {
+  for (size_t layer = 0; layer < kv.layers.size(); ++layer) {
+    const LayerShape& shape = kv.layers[layer].shape;
     LayerEntry entry{};
-    entry.kv_heads = rows.shape.kv_heads;
-    entry.key_dim = static_cast<uint16_t>(rows.shape.key_dim);
-    entry.value_dim = static_cast<uint16_t>(rows.shape.value_dim);
-    entry.key_rotation_block = static_cast<uint16_t>(RotationBlock(rows.shape.key_dim));
-    entry.value_rotation_block = static_cast<uint16_t>(RotationBlock(rows.shape.value_dim));
+    entry.kv_heads = shape.kv_heads;
+    entry.key_dim = static_cast<uint16_t>(shape.key_dim);
+    entry.value_dim = static_cast<uint16_t>(shape.value_dim);
+    entry.key_rotation_block = static_cast<uint16_t>(RotationBlock(shape.key_dim));
+    entry.value_rotation_block = static_cast<uint16_t>(RotationBlock(shape.value_dim));
+    entry.key_adjustment = plan.adjustment(layer).keys;
+    entry.value_adjustment = plan.adjustment(layer).values;
+    entry.window = content.windows.empty() ? 0 : content.windows[layer];
     ByteWriter(&bytes).Put(entry);
   }
+  return bytes;
+}
+
+Buffer AnchorBytes(const std::vector<Anchor>& anchors) {
+  Buffer bytes;
+  for (const Anchor& anchor : anchors) ByteWriter(&bytes).Put(AnchorEntry{anchor.token, anchor.weight});
   return bytes;
 }
 
@@ -137,7 +181,7 @@ Buffer ProfileBytes(const KeyProfiles& profiles) {
 Status PackSection(const KvView& kv, const BitPlan& plan, const TokenOrder& order, const KeyProfiles& profiles,
                    size_t layer, Side side, Buffer* out) {
   const LayerShape& shape = kv.layers[layer].shape;
-  const BlockLayout layout = BlockLayout::Make(side, shape.dim(side), plan.levels, order.level_size);
+  const BlockLayout layout = BlockLayout::Make(shape.dim(side), plan.SideBitsOf(layer, side), order.level_size);
   QKV_ASSIGN_OR_RETURN(const Kernels* kernels, SelectKernels());
   out->resize(shape.kv_heads * layout.bytes);
   for (uint32_t head = 0; head < shape.kv_heads; ++head) {
@@ -200,14 +244,15 @@ Result<PackedCard> PackCard(const KvView& kv, const BitPlan& plan, const KeyProf
   for (const Level level : plan.levels) level_bits.insert(level_bits.end(), {level.key_bits, level.value_bits});
 
   PackedCard card;
-  card.sections_ = {GeometryBytes(kv, plan, content),
-                    LayersBytes(kv),
+  card.sections_ = {GeometryBytes(kv, plan, profiles, content),
+                    LayersBytes(kv, plan, content),
                     BytesOf(content.token_ids),
                     BytesOf(content.positions),
                     level_bits,
                     plan.level_of_token,
                     TextBytes(CardInfoToJson(info)),
-                    ProfileBytes(profiles)};
+                    ProfileBytes(profiles),
+                    AnchorBytes(content.anchors)};
   if (card.sections_[6].size() > kMaxInfoBytes)
     return Status(StatusCode::kOutOfRange, "pack: names and segments are too long");
   card.sections_.resize(kSingleSections + 2 * kv.layers.size());
@@ -249,7 +294,7 @@ Status PackedCard::Write(const std::string& path) const { return WriteFileAtomic
 
 size_t CardOverheadBytes(const KvView& kv, const CardContent& content) {
   size_t bytes = sizeof(FileHeader) + sizeof(Geometry) + 2 * kMaxLevels + CardInfoToJson(content.info).size() + 64;
-  bytes += kv.tokens * (2 * sizeof(int32_t) + 1);
+  bytes += kv.tokens * (2 * sizeof(int32_t) + 1) + content.anchors.size() * sizeof(AnchorEntry);
   bytes += (kSingleSections + 2 * kv.layers.size()) * (sizeof(SectionEntry) + kSectionAlignment - 1);
   for (const LayerRows& rows : kv.layers) {
     bytes += sizeof(LayerEntry) + 2 * rows.shape.row_values(Side::kKeys) * sizeof(Half);

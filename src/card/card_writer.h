@@ -8,6 +8,7 @@
 #include "base/bytes.h"
 #include "card/card_info.h"
 #include "qkvshare/status.h"
+#include "quant/anchor.h"
 #include "quant/bit_plan.h"
 #include "quant/channel_profile.h"
 #include "quant/kv_view.h"
@@ -21,6 +22,13 @@ struct CardContent {
   ModelIdentity identity;
   CardInfo info;  // policy is taken from the plan
   uint32_t hop = 0;
+  // A delta card: the content id of the card that it continues, and how many tokens of the context come before.
+  Digest parent{};
+  uint32_t first_token = 0;
+  uint32_t protected_tokens = 0;  // last tokens that the plan keeps exact
+  ProfileSource profile;          // where the key profiles come from
+  std::vector<Anchor> anchors;    // ascending by token
+  std::vector<uint32_t> windows;  // [layers]: tokens that a query of the layer sees, 0 for all; empty: all 0
 };
 
 // A finished card in memory.

@@ -11,6 +11,7 @@ namespace qkvshare::card_format {
 
 inline constexpr std::array<char, 8> kMagic = {'Q', 'K', 'V', 'C', 'A', 'R', 'D', '\n'};
 inline constexpr uint32_t kVersion = 0;
+inline constexpr uint32_t kDraft = 2;  // of version 0; drafts do not read each other
 inline constexpr size_t kSectionAlignment = 64;
 
 // Limits that a reader checks before it trusts a count.
@@ -19,6 +20,9 @@ inline constexpr uint32_t kMaxLayers = 1024;
 inline constexpr uint32_t kMaxKvHeads = 1024;
 inline constexpr uint32_t kMaxInfoBytes = 1u << 20;
 inline constexpr uint32_t kMaxLevels = 16;
+inline constexpr uint32_t kMaxAnchors = 4096;
+inline constexpr uint32_t kMaxHop = 1u << 16;
+inline constexpr uint32_t kMaxContextTokens = 1u << 30;  // of a card and all of its parents, and of a layer's window
 
 // Sections stand in this order, one of each; keys and values one a layer. Stored values: never renumbered.
 enum class SectionType : uint32_t {
@@ -30,10 +34,11 @@ enum class SectionType : uint32_t {
   kBitMap = 6,     // one byte a token: its level
   kInfo = 7,       // JSON: names, segments, policy
   kProfile = 8,    // FP16: mean and scale of each key channel, or empty
-  kKeys = 9,       // index = layer: one block a KV head
-  kValues = 10,    // index = layer
+  kAnchors = 9,    // one AnchorEntry an anchor
+  kKeys = 10,      // index = layer: one block a KV head
+  kValues = 11,    // index = layer
 };
-inline constexpr uint32_t kSingleSections = 8;
+inline constexpr uint32_t kSingleSections = 9;
 
 struct FileHeader {
   std::array<char, 8> magic;
@@ -43,7 +48,8 @@ struct FileHeader {
   uint32_t section_entry_bytes;  // sizeof(SectionEntry)
   uint64_t file_bytes;
   Digest content_id;  // BLAKE2b-256 of the section table
-  std::array<uint8_t, 56> reserved;
+  uint32_t draft;
+  std::array<uint8_t, 52> reserved;
   uint64_t checksum;  // XXH3-64 of the header's bytes before this field, then the section table
 };
 static_assert(sizeof(FileHeader) == 128 && offsetof(FileHeader, checksum) == 120);
@@ -58,7 +64,8 @@ struct SectionEntry {
 };
 static_assert(sizeof(SectionEntry) == 64);
 
-inline constexpr uint8_t kRowCodec = 1;  // static mean and scale, Hadamard rotation, one FP16 scale a row
+// Static mean and scale, Hadamard rotation, one bfloat16 scale a row. (1 had FP16 scales, in an earlier draft.)
+inline constexpr uint8_t kRowCodec = 2;
 
 struct Geometry {
   uint32_t tokens;
@@ -81,8 +88,16 @@ struct Geometry {
   double average_code_bits;  // over all key and value channels, without scales
   Digest model_fingerprint;
   Digest rope_fingerprint;
+  uint32_t first_token;       // tokens of the context that come before, in the parents; 0 without a parent
+  uint32_t protected_tokens;  // last tokens that were kept exact
+  uint32_t profile_kind;      // ProfileKind
+  uint32_t reserved_2;
+  Digest parent;   // content id of the card before, or zeros
+  Digest profile;  // id of the static profile, or zeros
+  std::array<uint8_t, 48> reserved_3;
 };
-static_assert(sizeof(Geometry) == 128 && offsetof(Geometry, average_code_bits) == 56);
+static_assert(sizeof(Geometry) == 256 && offsetof(Geometry, average_code_bits) == 56 &&
+              offsetof(Geometry, first_token) == 128 && offsetof(Geometry, profile) == 176);
 
 struct LayerEntry {
   uint32_t kv_heads;
@@ -90,8 +105,18 @@ struct LayerEntry {
   uint16_t value_dim;
   uint16_t key_rotation_block;
   uint16_t value_rotation_block;
-  uint32_t reserved;
+  int8_t key_adjustment;
+  int8_t value_adjustment;
+  uint16_t reserved;
+  uint32_t window;  // tokens that a query of this layer sees; 0: all
+  uint32_t reserved_2;
 };
-static_assert(sizeof(LayerEntry) == 16);
+static_assert(sizeof(LayerEntry) == 24);
+
+struct AnchorEntry {
+  uint32_t token;
+  float weight;
+};
+static_assert(sizeof(AnchorEntry) == 8);
 
 }  // namespace qkvshare::card_format

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <queue>
 
+#include "quant/row_scale.h"
+
 namespace qkvshare {
 namespace {
 
@@ -94,9 +96,9 @@ BitPlan PlanOf(const std::vector<uint8_t>& level_of_token, const std::string& po
 size_t TokenBytes(std::span<const LayerShape> shapes, Level level) {
   size_t bytes = 0;
   for (const LayerShape& shape : shapes) {
-    for (const auto& [side, bits] :
-         {std::pair{Side::kKeys, level.key_bits}, std::pair{Side::kValues, level.value_bits}}) {
-      bytes += shape.row_values(side) * bits / 8 + (bits < 16 ? shape.kv_heads * sizeof(Half) : 0);
+    for (const Side side : {Side::kKeys, Side::kValues}) {
+      const int bits = SideBits(level, side, {});
+      bytes += shape.kv_heads * (RowBytes(shape.dim(side), bits) + (bits < 16 ? sizeof(RowScale) : 0));
     }
   }
   return bytes;
@@ -114,8 +116,11 @@ size_t BudgetForBits(double code_bits, size_t tokens, size_t exact_tokens, std::
   const size_t exact = std::min(exact_tokens, tokens);
   const size_t exact_bytes = TokenBytes(shapes, kExactLevel);
   if (code_bits >= 16) return tokens * exact_bytes;
-  const size_t scale_bytes = TokenBytes(shapes, kLevels[0]) - exact_bytes / 4;
-  const auto token_bytes = static_cast<double>(exact_bytes) * code_bits / 16 + static_cast<double>(scale_bytes);
+  const size_t scale_bytes = TokenBytes(shapes, {4, 4}) - exact_bytes / 4;
+  // Padding of the narrowest codes counts as codes.
+  const double token_bytes =
+      std::max(static_cast<double>(exact_bytes) * code_bits / 16 + static_cast<double>(scale_bytes),
+               static_cast<double>(TokenBytes(shapes, kLevels.front())));
   return exact * exact_bytes + static_cast<size_t>(std::floor(token_bytes * static_cast<double>(tokens - exact)));
 }
 
