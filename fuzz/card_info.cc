@@ -48,7 +48,7 @@ void WriteText(const std::string& text) {
   const std::string a = text.substr(0, text.size() / 2);
   const std::string b = text.substr(a.size());
   const uint32_t n = static_cast<uint32_t>(text.size()) * 0x9e3779b1U;
-  const CardInfo info{a, b, text, b, a, text, {{a, b, text, n, ~n}}};
+  const CardInfo info{a, b, text, b, a, text, {{a, b, text, n, ~n, {{a, 1}, {b, n | 1}}}}, {text, a}, b};
   const Result<CardInfo> read = CardInfoFromJson(CardInfoToJson(info));
   Require(read && CardInfoToJson(*read) == CardInfoToJson(info));
   Require(read->segments.size() == 1);

@@ -35,11 +35,11 @@ struct CardInfo {
   std::string architecture;             // as in the GGUF
   std::string sender;                   // the agent that packed the card
   std::string policy;                   // the bit-allocation policy
-  std::vector<std::string> features{};  // what the policy looked at
-  std::string cache_type{};             // of the sender's context: "f16", or "q8_0/q4_0" for keys and values
   std::string created;                  // UTC, RFC 3339
   std::string writer;                   // "qkvshare 0.1.0"
   std::vector<Segment> segments;        // cover all tokens in order
+  std::vector<std::string> features{};  // what the policy looked at
+  std::string cache_type{};             // of the sender's context: "f16", or "q8_0/q4_0" for keys and values
 
   friend bool operator==(const CardInfo&, const CardInfo&) = default;
 };

@@ -12,7 +12,9 @@ CardInfo Example() {
           "uniform",
           "2026-01-02T03:04:05Z",
           "w",
-          {{"system", "a", "", 0, 3}, {"user", "b", "ff", 3, 2}}};
+          {{"system", "a", "", 0, 3, {{"r", 2}}}, {"user", "b", "ff", 3, 2}},
+          {"attention"},
+          "f16"};
 }
 
 std::string Replace(std::string text, const std::string& from, const std::string& to) {
@@ -29,7 +31,7 @@ TEST(CardInfoTest, RoundTrip) {
 }
 
 TEST(CardInfoTest, LaterFieldsAreIgnored) {
-  const std::string text = Replace(CardInfoToJson(Example()), "{", R"({"new":{"a":[1,2,[3,[4,[5]]]]},)");
+  const std::string text = Replace(CardInfoToJson(Example()), "{", R"({"new":{"a":[1,2,[3,[4,[5,[6,[7]]]]]]},)");
   EXPECT_EQ(*CardInfoFromJson(text), Example());
 }
 
@@ -53,6 +55,14 @@ TEST(CardInfoTest, HostileTextIsRefused) {
       {Replace(good, "\"segments\":[", "\"segments\":7,\"x\":["), "'segments'"},
       {Replace(good, "\"segments\":[", "\"segments\":[7,"), "a segment is not an object"},
       {Replace(good, "\"segments\":[", "\"segments\":[{},"), "'role'"},
+      {Replace(good, "\"readers\":[{", "\"readers\":7,\"x\":[{"), "'readers'"},
+      {Replace(good, "\"readers\":[{", "\"readers\":[7,{"), "a reader is not an object"},
+      {Replace(good, "\"agent\":\"r\"", "\"agent\":5"), "'agent'"},
+      {Replace(good, "\"distance\":2", "\"distance\":0"), "distance 0"},
+      {Replace(good, "\"distance\":2", "\"distance\":-1"), "'distance'"},
+      {Replace(good, "[\"attention\"]", "\"attention\""), "'features'"},
+      {Replace(good, "[\"attention\"]", "[1]"), "a feature is not a string"},
+      {Replace(good, "\"cache_type\":\"f16\"", "\"cache_type\":16"), "'cache_type'"},
       {Replace(good, "\"tokens\":3", "\"tokens\":-3"), "'tokens'"},
       {Replace(good, "\"tokens\":3", "\"tokens\":3.0"), "'tokens'"},
       {Replace(good, "\"tokens\":3", "\"tokens\":\"3\""), "'tokens'"},

@@ -148,6 +148,10 @@ class CardReader {
          {geometry_.rope_base, geometry_.rope_scale, geometry_.rope_ext_factor, geometry_.rope_attn_factor}) {
       if (!std::isfinite(x)) return Corrupt(28, "a RoPE parameter is not finite");
     }
+    if (geometry_.rope_dims < 0 || geometry_.rope_dims > kMaxRopeDims || geometry_.rope_mode < 0 ||
+        geometry_.rope_mode > kMaxRopeMode) {
+      return Corrupt(28, fmt::format("RoPE of {} dimensions, mode {}", geometry_.rope_dims, geometry_.rope_mode));
+    }
     QKV_RETURN_IF_ERROR(CheckContext());
     card_.hop_ = geometry_.hop;
     card_.exact_tokens_ = geometry_.exact_tokens;

@@ -25,8 +25,9 @@ constexpr Half kNan = 0x7E00;
 Bytes Pack(const BitPlan& plan, bool with_profile = true) {
   const SyntheticKv kv(plan.tokens(), {{2, 16, 8}, {1, 8, 8}}, 1);
   const KvView view = kv.view();
-  return PackCard(view, plan, with_profile ? MeasureKeyProfiles(view, kSinkTokens, 1) : KeyProfiles{},
-                  Content(plan.tokens()), 1)
+  CardContent content = card_test::RichContent(plan.tokens());
+  if (!with_profile) content.profile = {};
+  return PackCard(view, plan, with_profile ? MeasureKeyProfiles(view, kSinkTokens, 1) : KeyProfiles{}, content, 1)
       ->Bytes();
 }
 
@@ -86,7 +87,7 @@ TEST(CardReaderTest, RulesOfHeaderAndSectionTable) {
       {6, [](Bytes* card) { Patch(card, offsetof(FileHeader, section_count), kSingleSections + 2 * kMaxLayers + 2); }},
       {6, [](Bytes* card) { Patch(card, offsetof(FileHeader, section_count), kSingleSections + 2 * kMaxLayers); }},
       {6, [](Bytes* card) { Patch(card, offsetof(FileHeader, section_count), UINT32_MAX); }},
-      {7, [](Bytes* card) { Patch(card, offsetof(FileHeader, reserved) + 55, uint8_t{1}); }},
+      {7, [](Bytes* card) { Patch(card, offsetof(FileHeader, reserved) + 51, uint8_t{1}); }},
       {9, [](Bytes* card) { Patch(card, offsetof(FileHeader, file_bytes), uint64_t{card->size() + 64}); }},
       {9, [](Bytes* card) { card->erase(card->end() - 64, card->end()); }},
       {10, [=](Bytes* card) { Patch(card, kEntry(2) + offsetof(SectionEntry, type), uint32_t{4}); }},
@@ -97,14 +98,13 @@ TEST(CardReaderTest, RulesOfHeaderAndSectionTable) {
       {11, [=](Bytes* card) { Patch(card, kEntry(3) + offsetof(SectionEntry, bytes), UINT64_MAX); }},
       {11, [=](Bytes* card) { Patch(card, kEntry(last) + offsetof(SectionEntry, bytes), uint64_t{card->size()}); }},
   };
-  ExpectRule(
-      [] {
-        Bytes card = SmallCard();
-        Patch(&card, offsetof(FileHeader, version), uint32_t{1});
-        Reseal(&card);
-        return card;
-      }(),
-      3, StatusCode::kUnsupported);
+  for (const auto& [offset, value] : {std::pair{offsetof(FileHeader, version), uint32_t{1}},
+                                      std::pair{offsetof(FileHeader, draft), uint32_t{kDraft - 1}}}) {
+    Bytes card = SmallCard();
+    Patch(&card, offset, value);
+    Reseal(&card);
+    ExpectRule(card, 3, StatusCode::kUnsupported);
+  }
   for (const Case& broken : cases) {
     Bytes card = SmallCard();
     broken.break_it(&card);
@@ -120,10 +120,10 @@ TEST(CardReaderTest, RulesOfSealsAndPadding) {
   card = SmallCard();
   card[sizeof(FileHeader) + offsetof(SectionEntry, digest)] ^= 1;
   ExpectRule(card, 8);
-  // Padding: after the levels (8 bytes) up to the bit map.
+  // Padding: after the levels (12 bytes) up to the bit map.
   card = SmallCard();
   const SectionEntry levels = Parts(card).entries[4];
-  ASSERT_EQ(levels.bytes, 8u);
+  ASSERT_EQ(levels.bytes, 12u);
   card[levels.offset + levels.bytes] = 1;
   ExpectRule(card, 12);
   card = SmallCard();
@@ -195,13 +195,13 @@ TEST(CardReaderTest, RulesOfSections) {
       parts->sections.erase(parts->sections.begin() + i);
     }
   };
-  const std::string segment = R"({"role":"user","owner":"","parent":"","first_token":0,"tokens":8})";
+  const std::string segment = R"({"role":"user","owner":"","parent":"","first_token":0,"tokens":8,"readers":[]})";
   const std::string info =
-      R"({"model_name":"","architecture":"","sender":"","policy":"","created":"","writer":"","segments":[)" + segment +
-      "]}";
+      R"({"model_name":"","architecture":"","sender":"","policy":"","created":"","writer":"","features":[],"cache_type":"","segments":[)" +
+      segment + "]}";
   const std::pair<int, Break> cases[] = {
       {20, Resize(SectionType::kGeometry, 1)},
-      {20, Resize(SectionType::kGeometry, -128)},
+      {20, Resize(SectionType::kGeometry, -256)},
       {21, geometry(offsetof(Geometry, tokens), uint32_t{0})},
       {21, geometry(offsetof(Geometry, tokens), kMaxTokens + 1)},
       {22, geometry(offsetof(Geometry, layers), uint32_t{3})},
@@ -215,6 +215,21 @@ TEST(CardReaderTest, RulesOfSections) {
       {28, geometry(offsetof(Geometry, rope_scale), INFINITY)},
       {28, geometry(offsetof(Geometry, rope_ext_factor), -INFINITY)},
       {28, geometry(offsetof(Geometry, rope_attn_factor), NAN)},
+      {27, geometry(offsetof(Geometry, reserved_2), uint32_t{1})},
+      {27, geometry(offsetof(Geometry, reserved_3) + 47, uint8_t{1})},
+      {28, geometry(offsetof(Geometry, rope_dims), int32_t{-1})},
+      {28, geometry(offsetof(Geometry, rope_dims), kMaxRopeDims + 1)},
+      {28, geometry(offsetof(Geometry, rope_mode), int32_t{-1})},
+      {28, geometry(offsetof(Geometry, rope_mode), kMaxRopeMode + 1)},
+      {29, geometry(offsetof(Geometry, hop), kMaxHop + 1)},
+      {35, geometry(offsetof(Geometry, hop), uint32_t{0})},
+      {35, geometry(offsetof(Geometry, first_token), uint32_t{0})},
+      {35, geometry(offsetof(Geometry, parent), Digest{})},
+      {36, geometry(offsetof(Geometry, first_token), kMaxContextTokens)},
+      {37, geometry(offsetof(Geometry, protected_tokens), uint32_t{10})},
+      {38, geometry(offsetof(Geometry, profile_kind), uint32_t{1})},
+      {38, geometry(offsetof(Geometry, profile_kind), uint32_t{3})},
+      {38, geometry(offsetof(Geometry, profile), Digest{})},
       {30, Resize(SectionType::kLayers, -1)},
       {31, layer(0, offsetof(LayerEntry, kv_heads), uint32_t{0})},
       {31, layer(1, offsetof(LayerEntry, kv_heads), kMaxKvHeads + 1)},
@@ -223,7 +238,9 @@ TEST(CardReaderTest, RulesOfSections) {
       {32, layer(1, offsetof(LayerEntry, value_dim), uint16_t{kMaxHeadDim + 8})},
       {33, layer(0, offsetof(LayerEntry, key_rotation_block), uint16_t{8})},
       {33, layer(0, offsetof(LayerEntry, value_rotation_block), uint16_t{0})},
-      {34, layer(1, offsetof(LayerEntry, reserved), uint32_t{1})},
+      {34, layer(1, offsetof(LayerEntry, reserved), uint16_t{1})},
+      {34, layer(1, offsetof(LayerEntry, reserved_2), uint32_t{1})},
+      {39, layer(0, offsetof(LayerEntry, window), kMaxContextTokens + 1)},
       {40, Resize(SectionType::kTokens, 4)},
       {41, Resize(SectionType::kPositions, -4)},
       {42, Set(SectionType::kTokens, 8 * 4, int32_t{-1})},
@@ -239,10 +256,12 @@ TEST(CardReaderTest, RulesOfSections) {
       {50, Resize(SectionType::kLevels, 2)},
       {50, geometry(offsetof(Geometry, levels), uint32_t{3})},
       {51, Resize(SectionType::kBitMap, 1)},
-      {52, Set(SectionType::kLevels, 0, uint8_t{2})},
-      {52, Set(SectionType::kLevels, 1, uint8_t{8})},        // K4V8
+      {52, Set(SectionType::kLevels, 0, uint8_t{3})},
+      {52, Set(SectionType::kLevels, 1, uint8_t{0})},
       {52, Set(SectionType::kLevels, 6, uint16_t{0x0808})},  // K8V8 twice
-      {52, Set(SectionType::kBitMap, 8, uint8_t{4})},        // of levels 0 to 3
+      {52, Set(SectionType::kBitMap, 8, uint8_t{6})},        // of levels 0 to 5
+      {52, layer(0, offsetof(LayerEntry, key_adjustment), int8_t{4})},
+      {52, layer(1, offsetof(LayerEntry, value_adjustment), int8_t{-128})},
       {53, geometry(offsetof(Geometry, average_code_bits), double{4.0})},
       {53, geometry(offsetof(Geometry, average_code_bits), std::nan(""))},
       {60, SetInfo(std::string(kMaxInfoBytes + 1, ' '))},
@@ -257,6 +276,19 @@ TEST(CardReaderTest, RulesOfSections) {
       {72, Set(SectionType::kProfile, 2 * 16, kNan)},
       {72, Set(SectionType::kProfile, 2 * 17, Half{0})},
       {72, Set(SectionType::kProfile, 2 * (64 + 15), Half{0x8001})},
+      {73, Resize(SectionType::kProfile, -160)},
+      {73,
+       [](Parts* parts) {
+         Patch(&parts->section(SectionType::kGeometry), offsetof(Geometry, profile_kind), uint32_t{0});
+         Patch(&parts->section(SectionType::kGeometry), offsetof(Geometry, profile), Digest{});
+       }},
+      {75, Resize(SectionType::kAnchors, 1)},
+      {75, Resize(SectionType::kAnchors, 8 * kMaxAnchors)},
+      {76, Set(SectionType::kAnchors, 8, uint32_t{3})},
+      {76, Set(SectionType::kAnchors, 8, uint32_t{109})},
+      {77, Set(SectionType::kAnchors, 4, 0.0f)},
+      {77, Set(SectionType::kAnchors, 4, 1.5f)},
+      {77, Set(SectionType::kAnchors, 12, NAN)},
       {80, [](Parts* parts) { parts->sections[kSingleSections].resize(parts->sections[kSingleSections].size() + 64); }},
       {80, [](Parts* parts) { parts->sections.back().pop_back(); }},
       {80, [](Parts* parts) { parts->sections.back().clear(); }},
@@ -270,7 +302,7 @@ TEST(CardReaderTest, RulesOfSections) {
   }
   for (const size_t offset : {offsetof(Geometry, key_codec), offsetof(Geometry, value_codec)}) {
     Parts parts((SmallCard()));
-    Patch(&parts.section(SectionType::kGeometry), offset, uint8_t{2});
+    Patch(&parts.section(SectionType::kGeometry), offset, uint8_t{1});
     ExpectRule(parts.Assemble(), 26, StatusCode::kUnsupported);
   }
 }
@@ -288,11 +320,11 @@ TEST(CardReaderTest, NonFinitePayloadIsRefusedByUnpack) {
   for (const Level level : kLevels) {
     Parts parts(Pack(UniformPlan(9, level, 0)));
     const std::vector<uint32_t> sizes = {9};
-    const std::vector<Level> levels = {level};
-    const BlockLayout layout = BlockLayout::Make(Side::kValues, 8, levels, sizes);
+    const std::vector<int> bits = {level.value_bits};
+    const BlockLayout layout = BlockLayout::Make(8, bits, sizes);
     // Values of layer 0, second head, token 6: its scale, or its second channel.
     const size_t at = layout.bytes + (level == kExactLevel ? 6 * 16 + 2 : layout.scales_offset + 6 * 2);
-    Patch(&parts.sections[kSingleSections + 2], at, kNan);
+    Patch(&parts.sections[kSingleSections + 2], at, level == kExactLevel ? kNan : Half{0x7FC0});
     const Result<Card> card = Card::FromBytes(parts.Assemble());
     ASSERT_TRUE(card) << card.status().message();
     EXPECT_TRUE(card->VerifyDigests().ok());
@@ -306,11 +338,11 @@ TEST(CardReaderTest, NonFinitePayloadIsRefusedByUnpack) {
   }
 }
 
-// Readers take any code and any finite scale: a card of nothing but ones unpacks to finite rows.
+// Readers take any code and any scale in range: a card of the largest unpacks to finite rows.
 TEST(CardReaderTest, AnyCodesGiveFiniteRows) {
   Parts parts(Pack(UniformPlan(9, {8, 8}, 0)));
   for (size_t i = kSingleSections; i < parts.sections.size(); ++i) {
-    for (size_t at = 0; at + 1 < parts.sections[i].size(); at += 2) Patch(&parts.sections[i], at, Half{0x7BFF});
+    for (size_t at = 0; at + 1 < parts.sections[i].size(); at += 2) Patch(&parts.sections[i], at, RowScale{0x537F});
   }
   for (size_t at = 0; at < 160; at += 2) Patch(&parts.section(SectionType::kProfile), at, Half{0x7BFF});
   const Result<Card> card = Card::FromBytes(parts.Assemble());

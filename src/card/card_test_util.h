@@ -55,10 +55,27 @@ inline CardContent Content(size_t tokens) {
   return content;
 }
 
+// A delta card's content that uses every field.
+inline CardContent RichContent(size_t tokens) {
+  CardContent content = Content(tokens);
+  content.hop = 2;
+  content.parent.fill(0x33);
+  content.first_token = 100;
+  content.protected_tokens = 1;
+  content.profile.kind = ProfileKind::kStatic;
+  content.profile.id.fill(0x44);
+  content.anchors = {{3, 0.25f}, {static_cast<uint32_t>(99 + tokens), 1.0f}};
+  content.windows = {512, 0};
+  content.info.segments[0].readers = {{"agent-b", 1}, {"agent-c", 2}};
+  content.info.features = {"attention", "prior"};
+  content.info.cache_type = "f16";
+  return content;
+}
+
 // Levels repeat through the tokens; the first is exact.
 inline BitPlan MixedPlan(size_t tokens) {
   BitPlan plan = {"mixed", {kLevels.begin(), kLevels.end()}, {}};
-  for (size_t i = 0; i < tokens; ++i) plan.level_of_token.push_back(static_cast<uint8_t>((i * 7 + 3) % 4));
+  for (size_t i = 0; i < tokens; ++i) plan.level_of_token.push_back(static_cast<uint8_t>((i * 7 + 5) % kLevels.size()));
   return plan;
 }
 

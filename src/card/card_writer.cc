@@ -107,6 +107,9 @@ Status CheckContent(const KvView& kv, const BitPlan& plan, const KeyProfiles& pr
   for (const float x : {rope.base, rope.scale, rope.ext_factor, rope.attn_factor}) {
     if (!std::isfinite(x)) return invalid("a RoPE parameter is not finite");
   }
+  if (rope.dims < 0 || rope.dims > kMaxRopeDims || rope.mode < 0 || rope.mode > kMaxRopeMode) {
+    return invalid(fmt::format("RoPE of {} dimensions, mode {}", rope.dims, rope.mode));
+  }
   QKV_RETURN_IF_ERROR(CheckSegments(content.info.segments, static_cast<uint32_t>(kv.tokens)));
   QKV_RETURN_IF_ERROR(CheckContext(kv, profiles, content));
   return ValidatePlan(plan, kv.tokens, kv.layers.size());
@@ -217,6 +220,7 @@ Buffer HeadBytes(const std::vector<Buffer>& sections, int threads) {
   FileHeader header{};
   header.magic = kMagic;
   header.version = kVersion;
+  header.draft = kDraft;
   header.header_bytes = sizeof(FileHeader);
   header.section_count = static_cast<uint32_t>(entries.size());
   header.section_entry_bytes = sizeof(SectionEntry);

@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 
 #include "card/card.h"
 #include "card/card_test_util.h"
+#include "card/format.h"
 
 namespace qkvshare {
 namespace {
@@ -86,6 +88,38 @@ TEST_F(PackCardTest, RefusesWhatNoReaderWouldTake) {
   Refused(StatusCode::kOutOfRange, "at most 1048576 tokens");
 }
 
+TEST_F(PackCardTest, RefusesContextsThatDoNotHoldTogether) {
+  const auto refused = [&](const std::string& text, const std::function<void(CardContent*)>& change) {
+    content_ = card_test::RichContent(20);
+    ASSERT_TRUE(PackCard(view_, plan_, profiles_, content_, 1));
+    change(&content_);
+    SCOPED_TRACE(text);
+    Refused(StatusCode::kInvalidArgument, text);
+  };
+  refused("has a parent where", [](CardContent* c) { c->first_token = 0; });
+  refused("has a parent where", [](CardContent* c) { c->parent = {}; });
+  refused("at hop 0", [](CardContent* c) { c->hop = 0; });
+  refused("hop 65537", [](CardContent* c) { c->hop = card_format::kMaxHop + 1; });
+  refused("too many tokens", [](CardContent* c) { c->first_token = card_format::kMaxContextTokens; });
+  refused("protected tokens", [](CardContent* c) { c->protected_tokens = 21; });
+  refused("a static profile", [](CardContent* c) { c->profile.id = {}; });
+  refused("a static profile", [](CardContent* c) { c->profile.kind = ProfileKind::kMeasured; });
+  refused("windows of 1 layers", [](CardContent* c) { c->windows = {5}; });
+  refused("a window of 4294967295", [](CardContent* c) { c->windows[1] = UINT32_MAX; });
+  refused("4097 anchors", [](CardContent* c) { c->anchors.resize(4097); });
+  refused("anchor 1 is out of order", [](CardContent* c) { c->anchors[1] = c->anchors[0]; });
+  refused("anchor 1 is out of", [](CardContent* c) { c->anchors[1].token = 120; });
+  refused("anchor 0 is out of", [](CardContent* c) { c->anchors[0].weight = 0; });
+  refused("anchor 0 is out of", [](CardContent* c) { c->anchors[0].weight = NAN; });
+  refused("anchor 0 is out of", [](CardContent* c) { c->anchors[0].weight = 1.5f; });
+  refused("RoPE of -1", [](CardContent* c) { c->identity.first_rope.dims = -1; });
+  refused("mode 65536", [](CardContent* c) { c->identity.first_rope.mode = 65536; });
+  // Without profiles there is no profile to have an id.
+  profiles_.clear();
+  content_ = card_test::RichContent(20);
+  Refused(StatusCode::kInvalidArgument, "a static profile");
+}
+
 TEST_F(PackCardTest, NamesLayerAndTokenOfNonFiniteRows) {
   kv_.rows[2][13 * 8 + 2] = 0x7C00;  // keys of layer 1
   profiles_ = MeasureKeyProfiles(view_, kSinkTokens, 1);
@@ -111,15 +145,15 @@ TEST(CardOverheadBytesTest, IsAnUpperBound) {
       for (size_t t = 0; t < tokens; ++t) {
         for (const LayerShape& shape : kv.shapes) {
           for (const Side side : {Side::kKeys, Side::kValues}) {
-            const int bits = side == Side::kKeys ? plan.level(t).key_bits : plan.level(t).value_bits;
-            planned += shape.kv_heads * (TileBytes(1, shape.dim(side), bits) + (bits < 16 ? sizeof(Half) : 0));
+            const int bits = SideBits(plan.level(t), side, {});
+            planned += shape.kv_heads * (TileBytes(1, shape.dim(side), bits) + (bits < 16 ? sizeof(RowScale) : 0));
           }
         }
       }
       const size_t overhead = CardOverheadBytes(view, Content(tokens));
       EXPECT_LE(card.file_bytes(), planned + overhead);
       // And not much more than needed: alignment and slack.
-      EXPECT_GE(card.file_bytes() + 64 * (8 + 2 * 3 + 2 * 103) + 128 + tokens + 4 * 1000, planned + overhead);
+      EXPECT_GE(card.file_bytes() + 64 * (9 + 2 * 3 + 2 * 103) + 128 + tokens + 4 * 1000, planned + overhead);
     }
   }
 }

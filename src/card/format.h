@@ -21,6 +21,8 @@ inline constexpr uint32_t kMaxKvHeads = 1024;
 inline constexpr uint32_t kMaxInfoBytes = 1u << 20;
 inline constexpr uint32_t kMaxLevels = 16;
 inline constexpr uint32_t kMaxAnchors = 4096;
+inline constexpr int32_t kMaxRopeDims = 4096;
+inline constexpr int32_t kMaxRopeMode = 0xFFFF;
 inline constexpr uint32_t kMaxHop = 1u << 16;
 inline constexpr uint32_t kMaxContextTokens = 1u << 30;  // of a card and all of its parents, and of a layer's window
 

@@ -11,6 +11,12 @@ namespace qkvshare {
 namespace {
 
 Status CheckPositions(const Card& card) {
+  if (card.has_parent()) {
+    return {StatusCode::kUnsupported,
+            fmt::format("the card holds tokens {} and on of a context and continues card {}: a card cannot be restored "
+                        "without its parent",
+                        card.first_token(), ToHex(card.parent()).substr(0, 12))};
+  }
   for (size_t i = 0; i < card.positions().size(); ++i) {
     if (card.positions()[i] != static_cast<int32_t>(i)) {
       return {StatusCode::kUnsupported,
