@@ -50,7 +50,7 @@ TEST(CardReaderTest, AssembledCardsAreAsPacked) {
 TEST(CardReaderTest, EveryFlippedBitIsRefused) {
   const Bytes good = SmallCard();
   for (size_t i = 0; i < good.size(); ++i) {
-    for (const int bit : {0, 7}) {
+    for (int bit = 0; bit < 8; ++bit) {
       Bytes card = good;
       card[i] ^= static_cast<uint8_t>(1 << bit);
       ASSERT_FALSE(Card::FromSpan(card)) << "byte " << i;

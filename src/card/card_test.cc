@@ -2,12 +2,8 @@
 #include "card/card.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cmath>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 
 #include "card/card_test_util.h"
 #include "card/card_writer.h"
@@ -208,61 +204,6 @@ TEST(CardTest, MovedCardsKeepTheirBytes) {
     rows = UnpackSide(moved, 0, Side::kKeys);
   }
   EXPECT_EQ(rows, UnpackSide(*Card::FromSpan(bytes), 0, Side::kKeys));
-}
-
-class CardFileTest : public testing::Test {
- protected:
-  void SetUp() override {
-    std::string folder = (std::filesystem::temp_directory_path() / "qkv_card_XXXXXX").string();
-    ASSERT_NE(mkdtemp(folder.data()), nullptr);
-    folder_ = folder;
-    const SyntheticKv kv(20, {{1, 64, 64}}, 10);
-    const KvView view = kv.view();
-    packed_ = *PackCard(view, MixedPlan(20), MeasureKeyProfiles(view, 4, 1), Content(20), 1);
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-
-  std::string folder_;
-  PackedCard packed_;
-};
-
-TEST_F(CardFileTest, WrittenFilesOpenByMapping) {
-  const std::string path = folder_ + "/a.card";
-  ASSERT_TRUE(packed_.Write(path).ok());
-  EXPECT_EQ(std::filesystem::file_size(path), packed_.file_bytes());
-  EXPECT_EQ(std::filesystem::status(path).permissions(),
-            std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
-  const Result<Card> card = Card::Open(path);
-  ASSERT_TRUE(card) << card.status().message();
-  EXPECT_TRUE(card->VerifyDigests().ok());
-  EXPECT_EQ(UnpackSide(*card, 0, Side::kKeys), UnpackSide(*Card::FromBytes(packed_.Bytes()), 0, Side::kKeys));
-  EXPECT_EQ(reinterpret_cast<uintptr_t>(card->block(0, Side::kKeys, 0).data()) % 64, 0u);
-}
-
-TEST_F(CardFileTest, ErrorsNameTheFile) {
-  EXPECT_EQ(Card::Open(folder_ + "/missing").status().code(), StatusCode::kNotFound);
-  std::ofstream(folder_ + "/text") << "not a card";
-  const Status status = Card::Open(folder_ + "/text").status();
-  EXPECT_EQ(status.code(), StatusCode::kCorrupt);
-  EXPECT_NE(status.message().find(folder_ + "/text: not a valid card (rule 1)"), std::string::npos) << status.message();
-}
-
-// Checksums are no protection against intent: the file of another user must have right digests too.
-TEST_F(CardFileTest, DigestsOfAnotherUsersFileAreChecked) {
-  if (geteuid() != 0) GTEST_SKIP() << "needs root, to give a file away";
-  std::vector<uint8_t> bytes = packed_.Bytes();
-  bytes[offsetof(card_format::FileHeader, content_id)] ^= 1;
-  const uint64_t table_bytes = uint64_t{card_format::kSingleSections + 2} * sizeof(card_format::SectionEntry);
-  std::vector<uint8_t> checked(bytes.begin(), bytes.begin() + offsetof(card_format::FileHeader, checksum));
-  const auto table = bytes.begin() + sizeof(card_format::FileHeader);
-  checked.insert(checked.end(), table, table + static_cast<std::ptrdiff_t>(table_bytes));
-  card_test::Patch(&bytes, offsetof(card_format::FileHeader, checksum), Xxh3(checked));
-  const std::string path = folder_ + "/a.card";
-  std::ofstream(path, std::ios::binary)
-      .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
-  EXPECT_TRUE(Card::Open(path));
-  ASSERT_EQ(chown(path.c_str(), 65534, 65534), 0);
-  EXPECT_NE(Card::Open(path).status().message().find("(rule 14)"), std::string::npos);
 }
 
 }  // namespace

@@ -15,6 +15,7 @@ Command AddPack(CLI::App* app);
 Command AddRun(CLI::App* app);
 Command AddInfo(CLI::App* app);
 Command AddVerify(CLI::App* app);
+Command AddCalibrate(CLI::App* app);
 Command AddModels(CLI::App* app);
 Command AddEval(CLI::App* app);
 

@@ -54,6 +54,7 @@ int Main(int argc, char** argv) {
     add("run", "Continue from a card: card and prompt to text", AddRun);
     add("info", "Show what a card holds", AddInfo);
     add("verify", "Check all of a card: checksums, digests, values", AddVerify);
+    add("calibrate", "Measure a model's key statistics, to pack with", AddCalibrate);
     add("models", "Models that can be had by name", AddModels);
     add("eval", "Measure hand-overs", AddEval);
     return list;

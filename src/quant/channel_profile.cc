@@ -12,29 +12,39 @@ constexpr float kSmallestChannelScale = 1e-4f;
 
 }  // namespace
 
-ChannelProfile MeasureKeyProfile(const HeadRows& keys, size_t first) {
-  ChannelProfile profile;
-  if (first >= keys.tokens) return profile;
-  std::vector<double> sum(keys.dim, 0.0);
-  for (size_t token = first; token < keys.tokens; ++token) {
-    const Half* row = keys.row(token);
-    for (size_t c = 0; c < keys.dim; ++c) sum[c] += static_cast<double>(HalfToFloat(row[c]));
+void KeyStatistics::Add(const HeadRows& keys, size_t first) {
+  if (first >= keys.tokens) return;
+  if (rows_ == 0) {
+    for (size_t c = 0; c < keys.dim; ++c) least_[c] = most_[c] = HalfToFloat(keys.row(first)[c]);
   }
-  profile.mean.resize(keys.dim);
-  const auto n = static_cast<double>(keys.tokens - first);
-  for (size_t c = 0; c < keys.dim; ++c) profile.mean[c] = FloatToHalf(static_cast<float>(sum[c] / n));
-  std::vector<float> farthest(keys.dim, 0.0f);
   for (size_t token = first; token < keys.tokens; ++token) {
     const Half* row = keys.row(token);
     for (size_t c = 0; c < keys.dim; ++c) {
-      farthest[c] = std::max(farthest[c], std::fabs(HalfToFloat(row[c]) - HalfToFloat(profile.mean[c])));
+      const float x = HalfToFloat(row[c]);
+      sum_[c] += static_cast<double>(x);
+      least_[c] = std::min(least_[c], x);
+      most_[c] = std::max(most_[c], x);
     }
   }
-  profile.scale.resize(keys.dim);
-  for (size_t c = 0; c < keys.dim; ++c) {
-    profile.scale[c] = FloatToHalf(std::max(std::sqrt(farthest[c]), kSmallestChannelScale));
+  rows_ += keys.tokens - first;
+}
+
+ChannelProfile KeyStatistics::Profile() const {
+  ChannelProfile profile;
+  if (rows_ == 0) return profile;
+  for (size_t c = 0; c < sum_.size(); ++c) {
+    const Half mean = FloatToHalf(static_cast<float>(sum_[c] / static_cast<double>(rows_)));
+    const float farthest = std::max(most_[c] - HalfToFloat(mean), HalfToFloat(mean) - least_[c]);
+    profile.mean.push_back(mean);
+    profile.scale.push_back(FloatToHalf(std::max(std::sqrt(farthest), kSmallestChannelScale)));
   }
   return profile;
+}
+
+ChannelProfile MeasureKeyProfile(const HeadRows& keys, size_t first) {
+  KeyStatistics statistics(keys.dim);
+  statistics.Add(keys, first);
+  return statistics.Profile();
 }
 
 KeyProfiles MeasureKeyProfiles(const KvView& kv, size_t exact_tokens, int threads) {

@@ -20,8 +20,25 @@ struct ChannelProfile {
   bool empty() const { return mean.empty(); }
 };
 
-// Mean of each channel over rows [first, tokens), and as scale the root of the largest distance from it. Empty where no
-// row is left. Source: the design's measured recipe; the root splits the range between key and query.
+// Gathers the channel statistics of one KV head from any number of caches.
+class KeyStatistics {
+ public:
+  explicit KeyStatistics(size_t dim) : sum_(dim, 0.0), least_(dim), most_(dim) {}
+
+  // Adds rows [first, keys.tokens), which should be finite.
+  void Add(const HeadRows& keys, size_t first);
+  size_t rows() const { return rows_; }
+  // Mean of each channel, and as scale the root of the largest distance from it. Empty where there are no rows.
+  // Source: the design's measured recipe; the root splits the range between key and query.
+  ChannelProfile Profile() const;
+
+ private:
+  size_t rows_ = 0;
+  std::vector<double> sum_;
+  std::vector<float> least_, most_;
+};
+
+// The profile of rows [first, tokens); of rows that are not finite it means nothing, and packing refuses them.
 ChannelProfile MeasureKeyProfile(const HeadRows& keys, size_t first);
 
 // Profiles of a whole cache: [layer][kv_head]. Empty where no token is left after the exact ones.
