@@ -252,7 +252,7 @@ class RunTest(CliTest):
         self.assertEqual(done.returncode, 0)
         self.assertEqual(done.stdout.decode("utf-8", "replace"), json_run["text"] + "\n")
         self.assertRegex(done.stderr.decode(),
-                         r"\Amode: restore \(the card covers \d+ of .*; \d+ tokens evaluated\)\n\Z")
+                         r"\Amode: restore \(the card covers \d+ of .*; \d+ tokens evaluated; K f16, V f16, flash attention on\)\n\Z")
 
     def test_whole_prompt_shorter_than_the_card(self):
         # The card as a whole would not fit this context.

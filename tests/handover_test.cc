@@ -75,7 +75,7 @@ TEST_F(HandoverTest, FourBitsLoseLessThanLlamasOwnFourBitCacheAndEightBitsFarLes
     logits.push_back(Logits(*receiver));
   }
   SessionOptions q4_options = SmallOptions();
-  q4_options.cache_type = CacheType::kQ4_0;
+  q4_options.cache_type_k = q4_options.cache_type_v = CacheType::kQ4_0;
   const auto q4 = MakeSession(*model, q4_options);
   Prefill(q4.get(), prefix);
   Prefill(q4.get(), suffix);

@@ -54,7 +54,7 @@ class ModelMeasurement {
   std::unique_ptr<Session> MakeSession(CacheType type) const {
     SessionOptions options;
     options.context = kPrefix + kSuffix;
-    options.cache_type = type;
+    options.cache_type_k = options.cache_type_v = type;
     return Take(Session::Create(*model_, options));
   }
   void Prefill(Session* session) const {

@@ -99,6 +99,10 @@ void PrintReport(const Card& card, const HandoffReport& report, size_t repeats) 
 }
 
 Status RunHandoff(const EvalFlags& flags) {
+  const SessionOptions& cache = flags.model.session;
+  if (cache.cache_type_k != CacheType::kF16 || cache.cache_type_v != CacheType::kF16) {
+    return {StatusCode::kInvalidArgument, "eval handoff compares with llama.cpp's F16 state: leave out -ctk and -ctv"};
+  }
   QKV_ASSIGN_OR_RETURN(const Card card, Card::Open(flags.request.card_path));
   QKV_ASSIGN_OR_RETURN(const std::unique_ptr<Model> model, flags.model.Load());
   SessionOptions options = flags.model.session;

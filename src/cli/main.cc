@@ -2,8 +2,11 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <iterator>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "cli/commands.h"
@@ -16,19 +19,18 @@ namespace qkvshare::cli {
 namespace {
 
 // llama.cpp's flags of several letters behind one dash, which CLI11 does not have.
+constexpr std::pair<std::string_view, std::string_view> kLongNames[] = {
+    {"-ngl", "--gpu-layers"},   {"-ub", "--ubatch-size"},   {"-sys", "--system-prompt"},
+    {"-ctk", "--cache-type-k"}, {"-ctv", "--cache-type-v"}, {"-fa", "--flash-attn"},
+};
+
 std::vector<std::string> Arguments(int argc, char** argv) {
   std::vector<std::string> arguments;
   for (int i = argc - 1; i > 0; --i) {  // CLI11 takes them in reverse
     const std::string_view argument = argv[i];
-    if (argument == "-ngl") {
-      arguments.emplace_back("--gpu-layers");
-    } else if (argument == "-ub") {
-      arguments.emplace_back("--ubatch-size");
-    } else if (argument == "-sys") {
-      arguments.emplace_back("--system-prompt");
-    } else {
-      arguments.emplace_back(argument);
-    }
+    const auto* const found = std::find_if(std::begin(kLongNames), std::end(kLongNames),
+                                           [&](const auto& names) { return names.first == argument; });
+    arguments.emplace_back(found == std::end(kLongNames) ? argument : found->second);
   }
   return arguments;
 }

@@ -43,6 +43,16 @@ Result<std::vector<ChatMessage>> ParseMessages(const std::string& text) {
   return messages;
 }
 
+void AddCacheType(CLI::App* app, const std::string& name, const std::string& description, CacheType* type) {
+  const auto set = [name, type](const std::string& text) {
+    const Result<CacheType> parsed = CacheTypeFromName(text);
+    if (!parsed) throw CLI::ValidationError(name, parsed.status().message());
+    *type = *parsed;
+  };
+  app->add_option_function<std::string>(name, set, description + " (f16, bf16, q8_0, q4_0)")
+      ->default_str(CacheTypeName(*type));
+}
+
 Status CheckWritable(const std::string& path) {
   const std::filesystem::path parent = std::filesystem::path(path).parent_path();
   const std::string folder = parent.empty() ? "." : parent.string();
@@ -85,9 +95,17 @@ void ModelFlags::AddTo(CLI::App* app) {
   app->add_option("--rope-freq-scale", session.rope_freq_scale, "RoPE frequency scale (0: from the model)")
       ->check(Finite(0, 1e6))
       ->capture_default_str();
+  AddCacheType(app, "--cache-type-k", "Type of K in the context's cache, as llama.cpp's -ctk", &session.cache_type_k);
+  AddCacheType(app, "--cache-type-v", "The same of V, as llama.cpp's -ctv", &session.cache_type_v);
+  app->add_option_function<std::string>(
+         "--flash-attn", [this](const std::string& text) { session.flash_attention = text == "on"; },
+         "Flash attention, as llama.cpp's -fa")
+      ->check(CLI::IsMember({"on", "off"}))
+      ->default_str("on");
 }
 
 Result<std::unique_ptr<Model>> ModelFlags::Load() const {
+  QKV_RETURN_IF_ERROR(CheckSessionOptions(session));
   QKV_ASSIGN_OR_RETURN(const std::string path, ResolveModel(model));
   ProgressLine line("loading model");
   ModelOptions options;

@@ -22,14 +22,14 @@ CLI::Validator NotEmpty();
 // A number in [low, high], and no NaN.
 CLI::Validator Finite(double low, double high);
 
-// -m, -ngl, -c, -t, -ub, --rope-freq-base, --rope-freq-scale.
+// -m, -ngl, -c, -t, -ub, --rope-freq-base, --rope-freq-scale, -ctk, -ctv, -fa.
 struct ModelFlags {
   std::string model = "smollm2-135m";
   int gpu_layers = 0;
   SessionOptions session;
 
   void AddTo(CLI::App* app);
-  // Shows progress while it loads.
+  // Shows progress while it loads. Flags that contradict each other are refused before.
   Result<std::unique_ptr<Model>> Load() const;
 };
 

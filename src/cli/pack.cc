@@ -35,6 +35,17 @@ struct PackResult {
   int64_t write_us = 0;
 };
 
+// What the flags of the cache leave no room for.
+Status CheckCacheFlags(const PackFlags& flags, Policy policy) {
+  const SessionOptions& session = flags.model.session;
+  const bool is_f16 = session.cache_type_k == CacheType::kF16 && session.cache_type_v == CacheType::kF16;
+  if (!flags.state_output.empty() && !is_f16)
+    return {StatusCode::kInvalidArgument, "--state-output writes an F16 state: leave out -ctk and -ctv"};
+  if (policy != Policy::kUniform && !session.flash_attention)
+    return {StatusCode::kInvalidArgument, "policies that look at attention need flash attention: leave out -fa off"};
+  return {};
+}
+
 Status PackPrompt(const PackFlags& flags, PackResult* result) {
   QKV_RETURN_IF_ERROR(CheckCardTarget(flags.output, flags.model, flags.prompt));
   if (!flags.state_output.empty()) QKV_RETURN_IF_ERROR(CheckTarget(flags.state_output, flags.model, flags.prompt));
@@ -47,6 +58,7 @@ Status PackPrompt(const PackFlags& flags, PackResult* result) {
   options.max_bytes = flags.max_bytes;
   options.sender = flags.agent;
   QKV_RETURN_IF_ERROR(CheckPackOptions(options));
+  QKV_RETURN_IF_ERROR(CheckCacheFlags(flags, options.policy));
   QKV_ASSIGN_OR_RETURN(const std::unique_ptr<Model> model, flags.model.Load());
   QKV_ASSIGN_OR_RETURN(const Prompt prompt, ReadPrompt(flags.prompt, *model, flags.generation_prompt));
   const std::vector<int32_t> tokens = model->Tokenize(prompt.text, /*add_special=*/true);

@@ -38,7 +38,9 @@ struct RunReport {
   std::string seam = "whole";
   size_t cached_tokens = 0;
   size_t evaluated_tokens = 0;
-  size_t cache_rows = 0;                                // tokens in the cache at the end
+  size_t cache_rows = 0;                                                     // tokens in the cache at the end
+  CacheType cache_type_k = CacheType::kF16, cache_type_v = CacheType::kF16;  // in effect
+  bool flash_attention = true;
   std::vector<std::pair<std::string, int64_t>> stages;  // up to the first token
   Generation generation;
 };
@@ -55,6 +57,9 @@ class Runner {
     QKV_RETURN_IF_ERROR(GenerateText());
     if (!flags_.output.empty()) QKV_RETURN_IF_ERROR(SaveCard());
     report_.cache_rows = session_->tokens().size();
+    report_.cache_type_k = session_->cache_type_k();
+    report_.cache_type_v = session_->cache_type_v();
+    report_.flash_attention = session_->flash_attention();
     return {};
   }
   const RunReport& report() const { return report_; }
@@ -209,6 +214,9 @@ void PrintReport(const RunFlags& flags, const RunReport& report) {
                                  {"evaluated_tokens", report.evaluated_tokens},
                                  {"generated_tokens", report.generation.tokens.size()},
                                  {"cache_rows", report.cache_rows},
+                                 {"cache_type_k", CacheTypeName(report.cache_type_k)},
+                                 {"cache_type_v", CacheTypeName(report.cache_type_v)},
+                                 {"flash_attention", report.flash_attention},
                                  {"stop", StopReasonName(report.generation.stop)},
                                  {"ttft_us", ttft_us},
                                  {"stages_us", stages}};
@@ -257,8 +265,9 @@ Command AddRun(CLI::App* app) {
     if (flags->json) {
       PrintReport(*flags, report);
     } else if (!flags->card.empty()) {
-      PrintNote(
-          fmt::format("mode: {} ({}; {} tokens evaluated)\n", report.mode, report.reason, report.evaluated_tokens));
+      PrintNote(fmt::format("mode: {} ({}; {} tokens evaluated; K {}, V {}, flash attention {})\n", report.mode,
+                            report.reason, report.evaluated_tokens, CacheTypeName(report.cache_type_k),
+                            CacheTypeName(report.cache_type_v), report.flash_attention ? "on" : "off"));
     }
     return static_cast<int>(report.generation.stop == StopReason::kCancelled ? kInterrupted : kSuccess);
   };

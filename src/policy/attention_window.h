@@ -13,6 +13,7 @@ struct LayerQueries {
   uint32_t dim = 0;
   float scale = 0;       // of the scores: score = scale * q.k
   float softcap = 0;     // 0, or score = softcap * tanh(score / softcap)
+  uint32_t window = 0;   // tokens that a query attends to, up to its last; 0: all
   std::vector<float> q;  // [queries, heads, dim]
 };
 

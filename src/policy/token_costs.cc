@@ -13,6 +13,16 @@ namespace {
 
 constexpr float kUniformFloor = 0.1f;
 
+// The tokens that a query sees.
+struct Range {
+  size_t first, end;
+};
+
+Range Visible(uint32_t last, uint32_t window) {
+  const size_t end = size_t{last} + 1;
+  return {window > 0 && end > window ? end - window : 0, end};
+}
+
 // One KV head as floats, laid out so that the inner loops run over neighbouring values.
 struct HeadMatrix {
   size_t tokens, dim;
@@ -25,18 +35,18 @@ struct HeadMatrix {
       for (size_t c = 0; c < dim; ++c) rows[t * dim + c] = columns[c * tokens + t] = HalfToFloat(head.row(t)[c]);
     }
   }
-  // out[t] = x . row t, for t < count.
-  void Dot(const float* x, size_t count, std::vector<float>* out) const {
-    std::fill_n(out->begin(), count, 0.0f);
+  // out[t] = x . row t, for t in range.
+  void Dot(const float* x, Range range, std::vector<float>* out) const {
+    std::fill(out->begin(), out->end(), 0.0f);
     for (size_t c = 0; c < dim; ++c) {
       const float* column = &columns[c * tokens];
-      for (size_t t = 0; t < count; ++t) (*out)[t] += x[c] * column[t];
+      for (size_t t = range.first; t < range.end; ++t) (*out)[t] += x[c] * column[t];
     }
   }
-  // out = sum of weight[t] * row t, for t < count.
-  void WeightedSum(const std::vector<float>& weight, size_t count, std::vector<float>* out) const {
+  // out = sum of weight[t] * row t, for t in range.
+  void WeightedSum(const std::vector<float>& weight, Range range, std::vector<float>* out) const {
     std::fill(out->begin(), out->end(), 0.0f);
-    for (size_t t = 0; t < count; ++t) {
+    for (size_t t = range.first; t < range.end; ++t) {
       for (size_t c = 0; c < dim; ++c) (*out)[c] += weight[t] * rows[t * dim + c];
     }
   }
@@ -48,12 +58,13 @@ float SquaredNorm(const float* x, size_t n) {
   return sum;
 }
 
-// Softmax over scores [count], in place.
-void Softmax(size_t count, std::vector<float>* scores) {
-  const float top = *std::max_element(scores->begin(), scores->begin() + static_cast<ptrdiff_t>(count));
+// Softmax over the scores in range, in place.
+void Softmax(Range range, std::vector<float>* scores) {
+  const auto at = [&](size_t t) { return scores->begin() + static_cast<ptrdiff_t>(t); };
+  const float top = *std::max_element(at(range.first), at(range.end));
   float total = 0;
-  for (size_t t = 0; t < count; ++t) total += (*scores)[t] = std::exp((*scores)[t] - top);
-  for (size_t t = 0; t < count; ++t) (*scores)[t] /= total;
+  for (size_t t = range.first; t < range.end; ++t) total += (*scores)[t] = std::exp((*scores)[t] - top);
+  for (size_t t = range.first; t < range.end; ++t) (*scores)[t] /= total;
 }
 
 // Importance of the tokens of one KV head: cost of a unit of squared error, in the space of the codes.
@@ -81,7 +92,8 @@ class HeadImportance {
     double size = 0;
     for (size_t i = 0; i < last_visible.size(); ++i) {
       for (size_t head = first_head; head < first_head + group; ++head) {
-        size += AddQuery(&queries_.q[(i * queries_.heads + head) * queries_.dim], last_visible[i] + 1, &importance);
+        size += AddQuery(&queries_.q[(i * queries_.heads + head) * queries_.dim],
+                         Visible(last_visible[i], queries_.window), &importance);
       }
     }
     // Both sums and size are over the same queries, so their number cancels. An output of zero has nothing to lose.
@@ -93,9 +105,9 @@ class HeadImportance {
 
  private:
   // Returns the squared size of the query's attention output.
-  double AddQuery(const float* q, size_t visible, Importance* importance) {
+  double AddQuery(const float* q, Range visible, Importance* importance) {
     keys_.Dot(q, visible, &weight_);
-    for (size_t t = 0; t < visible; ++t) {
+    for (size_t t = visible.first; t < visible.end; ++t) {
       weight_[t] *= queries_.scale;
       if (queries_.softcap > 0) weight_[t] = queries_.softcap * std::tanh(weight_[t] / queries_.softcap);
     }
@@ -107,8 +119,8 @@ class HeadImportance {
     const float moved = queries_.scale * queries_.scale * SquaredNorm(code_query.data(), queries_.dim) /
                         static_cast<float>(queries_.dim);
     const float output_norm = SquaredNorm(output_.data(), output_.size());
-    const float floor = kUniformFloor / static_cast<float>(visible);
-    for (size_t t = 0; t < visible; ++t) {
+    const float floor = kUniformFloor / static_cast<float>(visible.end - visible.first);
+    for (size_t t = visible.first; t < visible.end; ++t) {
       const float weight = (1 - kUniformFloor) * weight_[t] + floor;
       const float distance = std::max(value_norm_[t] + output_norm - 2 * cross_[t], 0.0f);
       importance->keys[t] += static_cast<double>(weight * moved * distance);

@@ -84,15 +84,16 @@ class SlowCosts {
                 std::vector<double>* value_weight, double* size) {
     const LayerShape& shape = cache_.shapes[layer];
     const LayerQueries& queries = window_.layers[layer];
+    const size_t first = queries.window > 0 && last + 1 > queries.window ? last + 1 - queries.window : 0;
     std::vector<double> weight(last + 1);
     double total = 0;
-    for (size_t t = 0; t <= last; ++t) {
+    for (size_t t = first; t <= last; ++t) {
       double score = double{queries.scale} * Dot(q, cache_.row(layer, Side::kKeys, t, kv_head), shape.key_dim);
       if (queries.softcap > 0) score = double{queries.softcap} * std::tanh(score / double{queries.softcap});
       total += weight[t] = std::exp(score);
     }
     std::vector<double> output(shape.value_dim, 0.0);
-    for (size_t t = 0; t <= last; ++t) {
+    for (size_t t = first; t <= last; ++t) {
       weight[t] /= total;
       for (size_t c = 0; c < shape.value_dim; ++c) {
         output[c] += weight[t] * double{HalfToFloat(cache_.row(layer, Side::kValues, t, kv_head)[c])};
@@ -101,8 +102,8 @@ class SlowCosts {
     for (const double x : output) *size += x * x;
     const double query = double{queries.scale} * double{queries.scale} * CodeQueryNorm(q, layer, kv_head) /
                          static_cast<double>(shape.key_dim);
-    for (size_t t = 0; t <= last; ++t) {
-      const double floored = 0.9 * weight[t] + 0.1 / static_cast<double>(last + 1);
+    for (size_t t = first; t <= last; ++t) {
+      const double floored = 0.9 * weight[t] + 0.1 / static_cast<double>(last + 1 - first);
       double distance = 0;
       for (size_t c = 0; c < shape.value_dim; ++c) {
         const double d = double{HalfToFloat(cache_.row(layer, Side::kValues, t, kv_head)[c])} - output[c];
@@ -152,6 +153,25 @@ TEST(MeasureTokenCosts, EqualsTheFormulas) {
       }
     }
   }
+}
+
+TEST(MeasureTokenCosts, QueriesSeeNoTokenThatHasLeftTheirLayersWindow) {
+  std::mt19937 random(6);
+  TestCache cache(29, Shapes());
+  cache.Fill(&random, 1.5f);
+  AttentionWindow window = RandomWindow(&random, cache, 7, 2);
+  window.last_visible[2] = 3;  // sees fewer tokens than a window
+  window.layers[0].window = 5;
+  window.layers[2].window = 64;  // longer than the cache
+  const Result<TokenCosts> mixed = MeasureTokenCosts(cache.view(), {}, window, 1);
+  ASSERT_TRUE(mixed) << mixed.status().message();
+  ExpectClose(*mixed, SlowCosts(&cache, {}, window).costs());
+  for (LayerQueries& layer : window.layers) layer.window = 5;
+  const Result<TokenCosts> narrow = MeasureTokenCosts(cache.view(), {}, window, 1);
+  ASSERT_TRUE(narrow) << narrow.status().message();
+  EXPECT_EQ(narrow->values[0][10], 0.0);  // 22 - 5 is the first token that the first query sees
+  EXPECT_GT(narrow->values[0][18], 0.0);
+  EXPECT_GT(mixed->values[0][10], 0.0);
 }
 
 TEST(MeasureTokenCosts, SoftcapAndProfileMatter) {

@@ -41,8 +41,8 @@ const char* StopReasonName(StopReason reason) {
   return "unknown";
 }
 
-Result<Generation> Generate(Session* session, const GenerateOptions& options) {
-  if (session->logits() == nullptr) {
+Result<Generation> Generate(Session* session, const GenerateOptions& options, int sequence) {
+  if (session->logits(sequence) == nullptr) {
     return Status(StatusCode::kInvalidArgument,
                   "generate: the last token has not been decoded, so there is nothing to continue");
   }
@@ -51,7 +51,7 @@ Result<Generation> Generate(Session* session, const GenerateOptions& options) {
   Stopwatch total;
   Stopwatch first;
   while (out.tokens.size() < options.predict) {
-    const float* logits = session->logits();
+    const float* logits = session->logits(sequence);
     if (!std::all_of(logits, logits + session->model().vocab_size(), [](float x) { return std::isfinite(x); })) {
       return Status(StatusCode::kNonFinite,
                     "the model's logits are not finite; check the model file and the RoPE flags");
@@ -68,11 +68,11 @@ Result<Generation> Generate(Session* session, const GenerateOptions& options) {
     out.text += piece;
     if (options.on_text) options.on_text(piece);
     if (out.tokens.size() == options.predict) break;
-    if (session->tokens().size() == session->context()) {
+    if (!session->CheckRoom(session->tokens(sequence).size() + 1, sequence).ok()) {
       out.stop = StopReason::kContext;
       break;
     }
-    const Status status = session->Prefill({&token, 1}, {});
+    const Status status = session->Prefill({&token, 1}, {}, sequence);
     if (status.code() == StatusCode::kCancelled) {
       out.stop = StopReason::kCancelled;
       break;

@@ -40,9 +40,9 @@ struct Generation {
   int64_t total_us = 0;
 };
 
-// Continues after the session's last token, which must have been decoded (its logits are there). A sampled token is
+// Continues after the sequence's last token, which must have been decoded (its logits are there). A sampled token is
 // decoded only when another is wanted: afterwards the session holds all tokens but the last one sampled. Cancelling is
 // no error: what has been sampled is returned. kNonFinite where the model's logits are not numbers.
-Result<Generation> Generate(Session* session, const GenerateOptions& options);
+Result<Generation> Generate(Session* session, const GenerateOptions& options, int sequence = 0);
 
 }  // namespace qkvshare

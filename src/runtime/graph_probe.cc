@@ -1,7 +1,8 @@
 #include "runtime/graph_probe.h"
 
-#include <fmt/format.h>
-
+#include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <string_view>
@@ -31,12 +32,56 @@ float FloatParam(const ggml_tensor* node, int i) {
   return x;
 }
 
-// The layer whose cache this tensor is a view of: llama.cpp names it cache_k_l<layer>. -1 where it is not one.
-int CacheLayer(const ggml_tensor* tensor) {
-  static constexpr std::string_view kPrefix = "cache_k_l";
+// The layer whose cache this tensor is a view of: llama.cpp names them cache_k_l<layer> and cache_v_l<layer>. -1 where
+// it is not one.
+int CacheLayer(const ggml_tensor* tensor, Side side) {
+  const std::string_view prefix = side == Side::kKeys ? "cache_k_l" : "cache_v_l";
   while (tensor->view_src != nullptr) tensor = tensor->view_src;
   const std::string_view name = tensor->name;
-  return name.starts_with(kPrefix) ? std::atoi(tensor->name + kPrefix.size()) : -1;
+  return name.starts_with(prefix) ? std::atoi(tensor->name + prefix.size()) : -1;
+}
+
+// Whether x is the orthonormal Hadamard matrix: +-1/sqrt(n) by the parity of the bits that row and column share.
+bool IsHadamard(const ggml_tensor* x) {
+  if (x->type != GGML_TYPE_F32 || x->ne[0] != x->ne[1] || !std::has_single_bit(static_cast<uint64_t>(x->ne[0])) ||
+      ggml_nelements(x) != x->ne[0] * x->ne[1]) {
+    return false;
+  }
+  const auto n = static_cast<size_t>(x->ne[0]);
+  std::vector<float> values(n * n);
+  ggml_backend_tensor_get(x, values.data(), 0, values.size() * sizeof(float));
+  const float size = 1.0f / std::sqrt(static_cast<float>(n));
+  for (size_t i = 0; i < values.size(); ++i) {
+    const float expected = std::popcount((i / n) & (i % n)) % 2 == 0 ? size : -size;
+    if (std::fabs(values[i] - expected) > 1e-6f) return false;
+  }
+  return true;
+}
+
+// The matrix that x was multiplied by last, where that is no weight of the model but an input of the graph.
+const ggml_tensor* RotationOf(const ggml_tensor* x) {
+  constexpr ggml_op kSameValues[] = {GGML_OP_VIEW, GGML_OP_RESHAPE, GGML_OP_PERMUTE, GGML_OP_TRANSPOSE, GGML_OP_CONT};
+  while (std::find(std::begin(kSameValues), std::end(kSameValues), x->op) != std::end(kSameValues)) x = x->src[0];
+  if (x->op != GGML_OP_MUL_MAT) return nullptr;
+  const ggml_tensor* matrix = x->src[0];
+  const bool is_input = (matrix->flags & GGML_TENSOR_FLAG_INPUT) != 0 ||
+                        std::string_view(matrix->name).find("attn_inp_") != std::string_view::npos;  // a copy of one
+  return is_input ? matrix : nullptr;
+}
+
+// Whether a query sees each of the first cells: the mask's last row is 0 there, and -infinity elsewhere.
+uint32_t VisibleCells(const ggml_tensor* mask) {
+  const auto cells = static_cast<size_t>(std::min<int64_t>(mask->ne[0], 32));
+  std::vector<uint8_t> row(mask->nb[1]);
+  ggml_backend_tensor_get(mask, row.data(), static_cast<size_t>(mask->ne[1] - 1) * mask->nb[1], row.size());
+  uint32_t visible = 0;
+  for (size_t i = 0; i < cells; ++i) {
+    uint32_t bits = 0;  // zero for 0, in F16 as in F32
+    const size_t bytes = mask->nb[0];
+    std::memcpy(&bits, &row[i * bytes], std::min(bytes, sizeof bits));
+    visible |= static_cast<uint32_t>(bits == 0) << i;
+  }
+  return visible;
 }
 
 }  // namespace
@@ -56,21 +101,33 @@ void GraphProbe::StartDescribing() {
   ropes_.clear();
   last_rope_.clear();
   first_rope_ = {};
-  shapes_.clear();
+  layers_.clear();
+  next_key_rotation_ = next_value_rotation_ = 0;
   problem_ = {};
 }
 
 Result<GraphProbe::Description> GraphProbe::FinishDescribing() {
   describing_ = false;
   if (!problem_.ok()) return problem_;
-  if (shapes_.empty())
-    return Status(StatusCode::kUnsupported, "llama.cpp does not use flash attention for this model and device");
-  return Description{Blake2b(ropes_), first_rope_, std::move(shapes_)};
+  const auto has_values = [](const Layer& layer) { return layer.shape.value_dim > 0; };
+  if (layers_.empty() || !std::all_of(layers_.begin(), layers_.end(), has_values))
+    return Status(StatusCode::kUnsupported, "llama.cpp's attention for this model and device is not as expected");
+  return Description{Blake2b(ropes_), first_rope_, std::move(layers_)};
+}
+
+void GraphProbe::Refuse(const char* what) {
+  if (problem_.ok()) problem_ = {StatusCode::kUnsupported, std::string("attention ") + what};
 }
 
 void GraphProbe::Describe(const ggml_tensor* node) {
-  if (node->op == GGML_OP_ROPE) DescribeRope(node);
-  if (node->op == GGML_OP_FLASH_ATTN_EXT) DescribeAttention(node);
+  switch (node->op) {
+    case GGML_OP_ROPE: return DescribeRope(node);
+    case GGML_OP_SET_ROWS: return DescribeStore(node);
+    case GGML_OP_FLASH_ATTN_EXT: return DescribeAttention(node);
+    case GGML_OP_MUL_MAT:
+    case GGML_OP_SOFT_MAX: return DescribeScores(node);
+    default: return;
+  }
 }
 
 void GraphProbe::DescribeRope(const ggml_tensor* node) {
@@ -91,22 +148,56 @@ void GraphProbe::DescribeRope(const ggml_tensor* node) {
   last_rope_ = std::move(rope);
 }
 
+// Rows on their way into a cache: they come before the attention of their layer.
+void GraphProbe::DescribeStore(const ggml_tensor* node) {
+  const bool keys = CacheLayer(node, Side::kKeys) >= 0;
+  if (!keys && CacheLayer(node, Side::kValues) < 0) return;
+  uint32_t& rotation = keys ? next_key_rotation_ : next_value_rotation_;
+  rotation = 0;
+  const ggml_tensor* matrix = RotationOf(node->src[0]);
+  if (matrix == nullptr) return;
+  if (!IsHadamard(matrix)) return Refuse("stores rows that are transformed in an unknown way");
+  rotation = static_cast<uint32_t>(matrix->ne[0]);
+}
+
 void GraphProbe::DescribeAttention(const ggml_tensor* node) {
-  const ggml_tensor *q = node->src[0], *k = node->src[1], *v = node->src[2];
-  const auto unsupported = [&](const char* why) {
-    problem_ = {StatusCode::kUnsupported, std::string("attention ") + why};
-  };
-  if (const int layer = CacheLayer(k); layer != static_cast<int>(shapes_.size()))
-    return unsupported("is not over one cache a layer, in order");
-  if (q->ne[3] != 1) return unsupported("runs over several streams");
-  if (FloatParam(node, 1) != 0) return unsupported("uses ALiBi");
-  shapes_.push_back(
-      {static_cast<uint32_t>(k->ne[2]), static_cast<uint32_t>(k->ne[0]), static_cast<uint32_t>(v->ne[0])});
+  AddLayer(node->src[0], node->src[1], static_cast<size_t>(node->src[2]->ne[0]));
+  DescribeMask(node->src[3], FloatParam(node, 1));
+}
+
+// Without flash attention: scores = K q, softmax over the scores, output = V (transposed) times the result.
+void GraphProbe::DescribeScores(const ggml_tensor* node) {
+  if (node->op == GGML_OP_MUL_MAT && CacheLayer(node->src[0], Side::kKeys) >= 0) {
+    AddLayer(node->src[1], node->src[0], 0);
+  } else if (layers_.empty() || layers_.back().shape.value_dim > 0) {
+    return;
+  } else if (node->op == GGML_OP_SOFT_MAX) {
+    DescribeMask(node->src[1], FloatParam(node, 1));
+  } else if (CacheLayer(node->src[0], Side::kValues) >= 0) {
+    layers_.back().shape.value_dim = static_cast<uint32_t>(node->src[0]->ne[1]);
+  }
+}
+
+void GraphProbe::AddLayer(const ggml_tensor* q, const ggml_tensor* k, size_t value_dim) {
+  if (CacheLayer(k, Side::kKeys) != static_cast<int>(layers_.size()))
+    return Refuse("is not over one cache a layer, in order");
+  if (q->ne[3] != 1) return Refuse("runs over several streams");
+  Layer& layer = layers_.emplace_back();
+  layer.shape = {static_cast<uint32_t>(k->ne[2]), static_cast<uint32_t>(k->ne[0]), static_cast<uint32_t>(value_dim)};
+  layer.key_rotation = next_key_rotation_;
+  layer.value_rotation = next_value_rotation_;
+}
+
+void GraphProbe::DescribeMask(const ggml_tensor* mask, float max_bias) {
+  if (max_bias != 0) return Refuse("uses ALiBi");
+  if (mask == nullptr || layers_.empty()) return Refuse("has no mask");
+  layers_.back().mask = std::bit_cast<uintptr_t>(mask);
+  layers_.back().visible_cells = VisibleCells(mask);
 }
 
 void GraphProbe::Capture(const ggml_tensor* node) {
   const ggml_tensor* q = node->src[0];  // [dim, tokens, heads] F32, usually permuted
-  const int layer = CacheLayer(node->src[1]);
+  const int layer = CacheLayer(node->src[1], Side::kKeys);
   if (layer < 0 || q->type != GGML_TYPE_F32) return;  // the caller finds too few layers
   if (queries_.size() <= static_cast<size_t>(layer)) queries_.resize(static_cast<size_t>(layer) + 1);
   LayerQueries& out = queries_[static_cast<size_t>(layer)];

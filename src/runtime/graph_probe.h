@@ -1,5 +1,6 @@
-// Looks into llama.cpp's graph while it is computed: which RoPE each layer applies, the shapes of its attention, and
-// the queries of a window of tokens. Reads only; the graph stays as it is.
+// Looks into llama.cpp's graph while it is computed: which RoPE each layer applies, the shapes of its attention, what
+// goes into its cache and which cells it sees, and the queries of a window of tokens. Reads only; the graph stays as it
+// is.
 #pragma once
 
 #include <cstdint>
@@ -20,27 +21,43 @@ class GraphProbe {
  public:
   static bool Callback(ggml_tensor* tensor, bool ask, void* self);
 
-  // The next decodes record RoPE nodes and attention shapes, until Finish.
-  void StartDescribing();
+  // What the graph does in one layer.
+  struct Layer {
+    LayerShape shape;
+    // Values that are rotated together on their way into the cache (see RowFormat); 0: none.
+    uint32_t key_rotation = 0, value_rotation = 0;
+    // Layers that share a mask have the same number.
+    uint64_t mask = 0;
+    // Of the first cells: bit i tells whether the last query sees cell i.
+    uint32_t visible_cells = 0;
+  };
   struct Description {
     Digest rope{};  // of every distinct RoPE in graph order, frequency factors included
     RopeParams first_rope;
-    std::vector<LayerShape> shapes;
+    std::vector<Layer> layers;
   };
-  // kUnsupported where a layer's attention cannot be used (no flash attention node, ALiBi, several streams).
+  // The next decode records RoPE nodes and attention, until Finish.
+  void StartDescribing();
+  // kUnsupported where a layer's attention or cache cannot be used (ALiBi, several streams, an unknown rotation).
   Result<Description> FinishDescribing();
 
-  // The next decode keeps the queries of its tokens [first_row, end). The nodes before and after each attention are
-  // computed apart, so it costs a little.
+  // The next decode keeps the queries of its tokens [first_row, end), as they are in attention: rotated where keys are.
+  // Flash attention only. The nodes before and after each attention are computed apart, so it costs a little.
   void CaptureFrom(uint32_t first_row) { capture_from_ = first_row, capturing_ = true; }
   void StopCapturing() { capturing_ = false; }
-  // The queries that all captures since the last call kept, layer by layer; last_visible is left to the caller.
+  // The queries that all captures since the last call kept, layer by layer; last_visible and windows are left to the
+  // caller.
   std::vector<LayerQueries> TakeQueries();
 
  private:
   void Describe(const ggml_tensor* node);
   void DescribeRope(const ggml_tensor* node);
+  void DescribeStore(const ggml_tensor* node);
   void DescribeAttention(const ggml_tensor* node);
+  void DescribeScores(const ggml_tensor* node);
+  void DescribeMask(const ggml_tensor* mask, float max_bias);
+  void AddLayer(const ggml_tensor* q, const ggml_tensor* k, size_t value_dim);
+  void Refuse(const char* what);
   void Capture(const ggml_tensor* node);
 
   bool describing_ = false;
@@ -49,7 +66,8 @@ class GraphProbe {
   std::vector<uint8_t> ropes_;  // parameters and factors of each distinct RoPE
   std::vector<uint8_t> last_rope_;
   RopeParams first_rope_;
-  std::vector<LayerShape> shapes_;  // by layer
+  std::vector<Layer> layers_;
+  uint32_t next_key_rotation_ = 0, next_value_rotation_ = 0;  // of the layer whose attention comes next
   Status problem_;
   std::vector<LayerQueries> queries_;
 };

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <new>
 
@@ -15,14 +17,10 @@ namespace {
 
 // Why a card cannot hold this model's cache; empty where it can.
 std::string Obstacle(const llama_model* model) {
-  if (llama_model_is_recurrent(model)) return "it is recurrent: its state is not a row a token";
   if (llama_model_is_hybrid(model)) return "it is a hybrid with recurrent layers: their state is not a row a token";
+  if (llama_model_is_recurrent(model)) return "it is recurrent: its state is not a row a token";
   if (llama_model_is_diffusion(model)) return "it is a diffusion model";
   if (llama_model_has_encoder(model)) return "it has an encoder";
-  if (llama_model_n_swa(model) > 0) {
-    return fmt::format("it attends through a sliding window of {} tokens, and its cache forgets the rest",
-                       llama_model_n_swa(model));
-  }
   const enum llama_rope_type rope = llama_model_rope_type(model);
   if (rope == LLAMA_ROPE_TYPE_MROPE || rope == LLAMA_ROPE_TYPE_IMROPE || rope == LLAMA_ROPE_TYPE_VISION) {
     return "its positions have several axes";
@@ -62,7 +60,8 @@ Result<std::unique_ptr<Model>> Model::Load(const std::string& path, const ModelO
     if (model->model_ == nullptr)
       return Status(StatusCode::kCorrupt, "cannot load the model " + path + LlamaErrorSuffix());
     if (const std::string obstacle = Obstacle(model->model_); !obstacle.empty()) {
-      return Status(StatusCode::kUnsupported, fmt::format("{} cannot be handed over yet: {}", path, obstacle));
+      return Status(StatusCode::kUnsupported, fmt::format("{} (architecture {}) cannot be handed over yet: {}", path,
+                                                          model->architecture(), obstacle));
     }
   } catch (const std::exception& e) {
     return Status(StatusCode::kCorrupt, fmt::format("cannot load the model {}: {}", path, e.what()));
@@ -164,6 +163,13 @@ Result<std::string> Model::ApplyChatTemplate(const std::vector<ChatMessage>& mes
 int32_t Model::vocab_size() const { return llama_vocab_n_tokens(vocab()); }
 
 uint32_t Model::training_context() const { return static_cast<uint32_t>(llama_model_n_ctx_train(model_)); }
+
+uint32_t Model::head_size(Side side) const {
+  const char* key = side == Side::kKeys ? ".attention.key_length" : ".attention.value_length";
+  const std::string size = Meta((architecture() + key).c_str());
+  if (!size.empty()) return static_cast<uint32_t>(std::strtoul(size.c_str(), nullptr, 10));
+  return static_cast<uint32_t>(llama_model_n_embd(model_) / std::max(llama_model_n_head(model_), 1));
+}
 
 std::string Model::Meta(const char* key) const {
   const int32_t bytes = llama_model_meta_val_str(model_, key, nullptr, 0);

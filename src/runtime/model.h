@@ -9,6 +9,7 @@
 
 #include "base/hash.h"
 #include "qkvshare/status.h"
+#include "quant/tile.h"
 
 struct llama_model;
 struct llama_vocab;
@@ -30,8 +31,8 @@ struct ChatMessage {
 // Thread-safe after loading.
 class Model {
  public:
-  // kNotFound, kCorrupt (not a model that llama.cpp can read), kUnsupported (recurrent, hybrid, sliding-window, encoder
-  // and multi-axis RoPE models: their cache is more than one row a token), kCancelled.
+  // kNotFound, kCorrupt (not a model that llama.cpp can read), kUnsupported (recurrent, hybrid, encoder and multi-axis
+  // RoPE models: their cache is more than one row a token), kCancelled.
   static Result<std::unique_ptr<Model>> Load(const std::string& path, const ModelOptions& options);
   ~Model();
   Model(const Model&) = delete;
@@ -53,6 +54,8 @@ class Model {
 
   int32_t vocab_size() const;
   uint32_t training_context() const;
+  // Values of a head's keys or values, as the file says; layers may differ.
+  uint32_t head_size(Side side) const;
   std::string name() const;
   std::string architecture() const;
   // Architecture, hyper-parameters, tokenizer and weights: never the file's name.

@@ -63,13 +63,13 @@ Status CheckCardFits(const Card& card, const Session& session) {
   return {};
 }
 
-Status RestoreCard(const Card& card, size_t tokens, Session* session, RestoreTimes* times) {
+Status RestoreCard(const Card& card, size_t tokens, Session* session, RestoreTimes* times, int sequence) {
   QKV_RETURN_IF_ERROR(CheckCardFits(card, *session));
   QKV_RETURN_IF_ERROR(CheckPositions(card));
   if (tokens == 0 || tokens > card.tokens()) {
     return {StatusCode::kInvalidArgument, fmt::format("cannot restore {} of {} tokens", tokens, card.tokens())};
   }
-  QKV_RETURN_IF_ERROR(session->CheckRoom(tokens));
+  QKV_RETURN_IF_ERROR(session->CheckRoom(tokens, sequence));
   Stopwatch watch;
   QKV_ASSIGN_OR_RETURN(const Kernels* kernels, SelectKernels());
   QKV_ASSIGN_OR_RETURN(const std::vector<uint8_t> state,
@@ -78,7 +78,7 @@ Status RestoreCard(const Card& card, size_t tokens, Session* session, RestoreTim
                                     return card.Unpack(*kernels, layer, side, tokens, rows);
                                   }));
   times->dequantize_us = watch.LapUs();
-  QKV_RETURN_IF_ERROR(session->SetState(state, card.token_ids().first(tokens)));
+  QKV_RETURN_IF_ERROR(session->SetState(state, card.token_ids().first(tokens), sequence));
   times->inject_us = watch.LapUs();
   return {};
 }

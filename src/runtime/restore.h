@@ -21,9 +21,10 @@ Status CheckCardModel(const Card& card, const Model& model);
 // Whether it was also used in this way. kMismatch names what differs: model, RoPE or shapes.
 Status CheckCardFits(const Card& card, const Session& session);
 
-// Replaces the session's sequence by the card's first `tokens` tokens. All checks, dequantizing included, come before
-// anything is changed. kMismatch, kOutOfRange (context too short: needed and available), kUnsupported (positions that
-// do not count from 0), kCorrupt.
-Status RestoreCard(const Card& card, size_t tokens, Session* session, RestoreTimes* times);
+// Replaces a sequence of the session by the card's first `tokens` tokens. All checks, dequantizing included, come
+// before anything is changed; other sequences are not touched. Where the cache is quantized, so is what is restored.
+// kMismatch, kOutOfRange (context too short: needed and available), kUnsupported (positions that do not count from 0),
+// kCorrupt.
+Status RestoreCard(const Card& card, size_t tokens, Session* session, RestoreTimes* times, int sequence = 0);
 
 }  // namespace qkvshare

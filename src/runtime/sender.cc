@@ -13,9 +13,9 @@
 namespace qkvshare {
 namespace {
 
-CardContent ContentOf(const Session& session, const KvState& state, const PackOptions& options) {
+CardContent ContentOf(const Session& session, const KvState& state, const PackOptions& options, int sequence) {
   CardContent content;
-  content.token_ids = session.tokens();
+  content.token_ids = session.tokens(sequence);
   content.positions = state.positions();
   content.identity = session.identity();
   content.hop = options.hop;
@@ -75,19 +75,19 @@ Status CheckPackOptions(const PackOptions& options) {
   return options.policy == Policy::kUniform || has_choice ? Status() : NoChoice(options.policy);
 }
 
-Result<PackedCard> PackSession(const Session& session, const PackOptions& options, PackTimes* times) {
+Result<PackedCard> PackSession(const Session& session, const PackOptions& options, PackTimes* times, int sequence) {
   QKV_RETURN_IF_ERROR(CheckPackOptions(options));
   Stopwatch watch;
-  QKV_ASSIGN_OR_RETURN(const KvState state, session.TakeKv());
+  QKV_ASSIGN_OR_RETURN(const KvState state, session.TakeKv(sequence));
   times->take_us = watch.LapUs();
   const KvView kv = state.view();
-  const CardContent content = ContentOf(session, state, options);
+  const CardContent content = ContentOf(session, state, options, sequence);
   const KeyProfiles profiles = MeasureKeyProfiles(kv, kSinkTokens, session.threads());
   PlanRequest request;
   request.policy = options.policy;
   request.threads = session.threads();
   QKV_ASSIGN_OR_RETURN(request.budget_bytes, Budget(kv, content, options));
-  QKV_ASSIGN_OR_RETURN(const BitPlan plan, MakePlan(kv, profiles, session.window(), request));
+  QKV_ASSIGN_OR_RETURN(const BitPlan plan, MakePlan(kv, profiles, session.window(sequence), request));
   if (options.policy != Policy::kUniform && LeavesNoChoice(plan)) return NoChoice(options.policy);
   times->plan_us = watch.LapUs();
   QKV_ASSIGN_OR_RETURN(PackedCard card, PackCard(kv, plan, profiles, content, session.threads()));

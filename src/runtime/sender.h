@@ -35,10 +35,10 @@ inline constexpr uint32_t kWindowStride = 4;
 // would have no choice at these bits.
 Status CheckPackOptions(const PackOptions& options);
 
-// Packs all tokens of the session, which stays as it is. kInvalidArgument (empty session, bits out of range, kLocal
-// without a window or where the size leaves it no choice), kOutOfRange (max_bytes too small: needed and available),
-// kNonFinite.
-Result<PackedCard> PackSession(const Session& session, const PackOptions& options, PackTimes* times);
+// Packs all tokens of one sequence of the session, which stays as it is. kInvalidArgument (empty session, bits out of
+// range, kLocal without a window or where the size leaves it no choice), kOutOfRange (max_bytes too small: needed and
+// available), kNonFinite.
+Result<PackedCard> PackSession(const Session& session, const PackOptions& options, PackTimes* times, int sequence = 0);
 
 // One segment a message, from where the token ids of the rendered conversation grow; one segment in all where the
 // template does not render messages one after the other.

@@ -1,4 +1,5 @@
-// A session: one llama.cpp context with one sequence. Its token list always equals the rows of its KV cache.
+// A session: one llama.cpp context with one sequence or several. The token list of each always equals its rows in the
+// KV cache.
 #pragma once
 
 #include <atomic>
@@ -12,6 +13,7 @@
 #include "card/card_info.h"
 #include "policy/attention_window.h"
 #include "qkvshare/status.h"
+#include "runtime/cache_type.h"
 #include "runtime/graph_probe.h"
 #include "runtime/kv_state.h"
 #include "runtime/model.h"
@@ -20,9 +22,6 @@ struct llama_context;
 
 namespace qkvshare {
 
-// Type of the context's own cache. Cards go with F16 only; the others are there to compare with.
-enum class CacheType { kF16, kQ8_0, kQ4_0 };
-
 // Names follow llama.cpp's.
 struct SessionOptions {
   uint32_t context = 0;      // -c, tokens; 0: the model's training context
@@ -30,8 +29,17 @@ struct SessionOptions {
   int threads = 0;           // -t; 0: one a core
   float rope_freq_base = 0;  // 0: from the model
   float rope_freq_scale = 0;
-  CacheType cache_type = CacheType::kF16;
+  CacheType cache_type_k = CacheType::kF16;  // -ctk: of the context's own cache
+  CacheType cache_type_v = CacheType::kF16;  // -ctv
+  bool flash_attention = true;               // -fa
+  // Numbered from 0. They share the context's tokens, and know nothing of each other.
+  int sequences = 1;
 };
+
+inline constexpr int kMaxSequences = 64;
+
+// What is wrong with options whatever the model: kInvalidArgument.
+Status CheckSessionOptions(const SessionOptions& options);
 
 struct PrefillOptions {
   // Keeps the queries of the last `window` tokens for a policy; 0: none. Every stride-th of them.
@@ -44,73 +52,99 @@ struct PrefillOptions {
   std::function<void(size_t, const float*)> logits;
 };
 
-// The model must outlive it. Not thread-safe, but Cancel may be called from any thread or signal handler.
+// The model must outlive it. Not thread-safe, but Cancel may be called from any thread or signal handler. What takes a
+// sequence refuses one that is not there (kInvalidArgument), or expects it to be there where it returns no Status.
 class Session {
  public:
-  // Makes the context, then decodes one token in it and checks that its graph and its state are laid out as this
-  // software expects. kUnsupported says what is not; kOutOfRange where llama.cpp cannot make the context.
+  // Makes the context, then decodes a token or two in it and checks that its graph and its state are laid out as this
+  // software expects. kInvalidArgument as CheckSessionOptions; kUnsupported says what is not as expected; kOutOfRange
+  // where llama.cpp cannot make the context.
   static Result<std::unique_ptr<Session>> Create(const Model& model, const SessionOptions& options);
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
   // Decodes tokens after those that are there. kOutOfRange before anything is changed where the context is too short
-  // (needed and available); kCancelled after a whole number of tokens.
-  Status Prefill(std::span<const int32_t> tokens, const PrefillOptions& options);
-  // The window of the last Prefill, empty where none was asked for.
-  const AttentionWindow& window() const { return window_; }
-  // Logits of the last decoded token, [vocab]; nullptr where there are none (after a restore).
-  const float* logits() const;
+  // (needed and available); kUnsupported for a window without flash attention; kCancelled after a whole number of
+  // tokens.
+  Status Prefill(std::span<const int32_t> tokens, const PrefillOptions& options, int sequence = 0);
+  // The window of the last Prefill, empty where none was asked for or it was of another sequence.
+  const AttentionWindow& window(int sequence = 0) const;
+  // Logits of the token that was decoded last, [vocab]; nullptr where it is not the last one of this sequence (after a
+  // restore, or after another sequence's turn).
+  const float* logits(int sequence = 0) const;
 
-  // The rows of all tokens. kUnsupported for a quantized cache.
-  Result<KvState> TakeKv() const;
-  // llama.cpp's own state of the sequence (its F16 hand-over).
-  Result<std::vector<uint8_t>> SaveState() const;
+  // The rows of all tokens, in FP16 whatever the cache's type. kNonFinite names layer and token of a value that FP16
+  // does not hold.
+  Result<KvState> TakeKv(int sequence = 0) const;
+  // llama.cpp's own state of the sequence, in the cache's types. In layers with a sliding window too it has the rows of
+  // all tokens, in the order of their positions.
+  Result<std::vector<uint8_t>> SaveState(int sequence = 0) const;
 
   // Replaces the sequence by llama.cpp's own state of these tokens. Checked before anything is changed.
-  Status RestoreState(ByteSpan state, std::span<const int32_t> tokens);
+  Status RestoreState(ByteSpan state, std::span<const int32_t> tokens, int sequence = 0);
   // The same for bytes that BuildState made.
-  Status SetState(ByteSpan state, std::span<const int32_t> tokens);
+  Status SetState(ByteSpan state, std::span<const int32_t> tokens, int sequence = 0);
 
-  // kOutOfRange where the context does not hold this many tokens (needed and available).
-  Status CheckRoom(size_t tokens) const;
+  // kOutOfRange where the context does not hold this many tokens in this sequence beside the others' (needed and
+  // available).
+  Status CheckRoom(size_t tokens, int sequence = 0) const;
 
   // Keeps the first `tokens` tokens.
-  Status Truncate(size_t tokens);
-  void Clear();
+  Status Truncate(size_t tokens, int sequence = 0);
+  void Clear(int sequence = 0);
 
   // Stops the running decode as soon as llama.cpp allows, and every later one until ResetCancel.
   void Cancel() { cancelled_.store(true); }
   void ResetCancel() { cancelled_.store(false); }
 
-  const std::vector<int32_t>& tokens() const { return tokens_; }
-  // Tokens that it may hold.
+  const std::vector<int32_t>& tokens(int sequence = 0) const { return tokens_[static_cast<size_t>(sequence)]; }
+  int sequences() const { return options_.sequences; }
+  // Tokens that all sequences together may hold.
   uint32_t context() const { return context_tokens_; }
   int threads() const { return threads_; }
   const Model& model() const { return model_; }
+  // As they are in effect: those of the cache are checked in its states.
+  CacheType cache_type_k() const { return options_.cache_type_k; }
+  CacheType cache_type_v() const { return options_.cache_type_v; }
+  bool flash_attention() const { return options_.flash_attention; }
+  // Of each layer: tokens that a token attends to, itself included; 0: all.
+  std::vector<uint32_t> windows() const;
   // Of the model as this context uses it.
   const ModelIdentity& identity() const { return identity_; }
   const StateLayout& state_layout() const { return layout_; }
   llama_context* handle() const { return context_; }
 
  private:
-  explicit Session(const Model& model) : model_(model) {}
-  Status Probe(CacheType cache_type);
+  Session(const Model& model, const SessionOptions& options);
+  Status MakeContext();
+  Status Probe();
+  Result<GraphProbe::Description> DescribeNext();
+  Result<StateLayout> LearnLayout(const std::vector<GraphProbe::Layer>& layers) const;
+  Status FindWindows(StateLayout* layout);
+  Result<std::vector<uint8_t>> SaveRaw(int sequence, uint32_t flags) const;
+  Status CheckSequence(int sequence) const;
   Status CheckTokens(std::span<const int32_t> tokens) const;
-  Status Decode(std::span<const int32_t> tokens, bool all_logits);
-  void SyncTokens(size_t at_most);
+  size_t OthersTokens(int sequence) const;
+  Status Decode(std::span<const int32_t> tokens, bool all_logits, int sequence);
+  void SyncTokens(int sequence);
+  void Keep(int sequence, size_t from);
+  bool Remove(int sequence, size_t from);
+  void TakeWindow(size_t first, size_t end, const PrefillOptions& options, int sequence);
 
   const Model& model_;
+  const SessionOptions options_;
   GraphProbe probe_;  // before context_: the context calls it
   llama_context* context_ = nullptr;
   int threads_ = 1;
   uint32_t batch_ = 0;
   uint32_t context_tokens_ = 0;
-  std::vector<int32_t> tokens_;
+  std::vector<std::vector<int32_t>> tokens_;  // of each sequence
   AttentionWindow window_;
+  int window_sequence_ = 0;
   ModelIdentity identity_;
   StateLayout layout_;
-  bool has_logits_ = false;
+  int logits_sequence_ = -1;  // whose last token's logits there are; -1: nobody's
   std::atomic<bool> cancelled_{false};
 };
 
