@@ -26,6 +26,7 @@ class HandoverTest : public SessionTest {
 struct Shape {
   const char* architecture;
   int heads, kv_heads, key_dim, value_dim;
+  int window = 0;
 };
 
 class ExactHandoverTest : public HandoverTest, public testing::WithParamInterface<Shape> {};
@@ -37,6 +38,7 @@ TEST_P(ExactHandoverTest, GreedyOutputIsThatOfPrefillingTheSameTokensInTheSameSp
   spec.kv_heads = GetParam().kv_heads;
   spec.key_dim = GetParam().key_dim;
   spec.value_dim = GetParam().value_dim;
+  spec.sliding_window = GetParam().window;
   const auto model = LoadTiny(spec);
   const std::vector<int32_t> prefix = SomeTokens(150);
   const std::vector<int32_t> suffix = SomeTokens(20, 3);
@@ -59,7 +61,8 @@ INSTANTIATE_TEST_SUITE_P(Shapes, ExactHandoverTest,
                          testing::Values(Shape{"llama", 4, 2, 64, 0}, Shape{"llama", 4, 4, 72, 0},
                                          Shape{"llama", 4, 1, 80, 0}, Shape{"qwen2", 4, 2, 96, 0},
                                          Shape{"qwen2", 2, 1, 128, 0}, Shape{"llama", 2, 1, 256, 0},
-                                         Shape{"plamo3", 4, 2, 96, 64}));
+                                         Shape{"plamo3", 4, 2, 96, 64}, Shape{"gemma3", 4, 1, 256, 0, 16},
+                                         Shape{"plamo3", 4, 2, 96, 64, 40}));
 
 TEST_F(HandoverTest, FourBitsLoseLessThanLlamasOwnFourBitCacheAndEightBitsFarLess) {
   TinyModelSpec spec;

@@ -32,9 +32,10 @@ SequenceIds IdsOf(const Model& model, int sequences) { return {sequences, llama_
 llama_context_params ParamsOf(const Model& model, const SessionOptions& options) {
   llama_context_params params = llama_context_default_params();
   params.n_ctx = options.context > 0 ? options.context : model.training_context();
-  params.n_batch = params.n_ubatch = std::max(options.batch, 1u);
+  params.n_ubatch = std::max(options.batch, 1u);
   params.n_threads = params.n_threads_batch = options.threads > 0 ? options.threads : DefaultThreads();
   params.n_seq_max = static_cast<uint32_t>(IdsOf(model, options.sequences).count());
+  params.n_batch = std::max(params.n_ubatch, params.n_seq_max);  // llama.cpp aborts on less
   params.rope_freq_base = options.rope_freq_base;
   params.rope_freq_scale = options.rope_freq_scale;
   params.flash_attn_type = options.flash_attention ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
@@ -147,7 +148,7 @@ Status Session::MakeContext() {
   threads_ = params.n_threads;
   // llama.cpp rounds the context up, but limits a decode call by what was asked for.
   context_tokens_ = std::min(params.n_ctx, llama_n_ctx(context_));
-  batch_ = std::min({params.n_batch, llama_n_batch(context_), llama_n_ubatch(context_)});
+  batch_ = std::min(llama_n_batch(context_), llama_n_ubatch(context_));
   return {};
 }
 
@@ -201,6 +202,7 @@ Status Session::FindWindows(StateLayout* layout) {
   if (window < 3) positions.resize(window);
   const auto no_rows = [](size_t, Side, Half*) { return Status(); };
   QKV_ASSIGN_OR_RETURN(const std::vector<uint8_t> state, BuildState(*layout, positions, 1, no_rows));
+  Clear();
   const size_t read = llama_state_seq_set_data(context_, state.data(), state.size(), 0);
   if (read != state.size()) return {StatusCode::kInternal, "llama.cpp refused a state" + LlamaErrorSuffix()};
   tokens_[0].resize(window);
@@ -351,7 +353,7 @@ const AttentionWindow& Session::window(int sequence) const {
 }
 
 const float* Session::logits(int sequence) const {
-  return logits_sequence_ == sequence ? llama_get_logits_ith(context_, -1) : nullptr;
+  return sequence >= 0 && logits_sequence_ == sequence ? llama_get_logits_ith(context_, -1) : nullptr;
 }
 
 std::vector<uint32_t> Session::windows() const {
