@@ -4,72 +4,12 @@
 
 #include <algorithm>
 #include <numeric>
-#include <thread>
 
 #include "llama.h"
 #include "runtime/backend.h"
 
 namespace qkvshare {
 namespace {
-
-int DefaultThreads() { return static_cast<int>(std::max(1u, std::thread::hardware_concurrency())); }
-
-// llama.cpp's sequence ids. In layers with a sliding window its states leave out tokens that have left the window, so
-// SaveState lends them to a scratch sequence, window by window. And it gives such tokens' cells to whoever needs one,
-// unless they belong to two sequences: each of several sequences has a keeper that holds on to them.
-struct SequenceIds {
-  int sequences;
-  bool windowed;
-
-  int scratch() const { return sequences; }
-  bool keeps() const { return windowed && sequences > 1; }
-  int keeper(int sequence) const { return sequences + 1 + sequence; }
-  int count() const { return sequences + (windowed ? 1 : 0) + (keeps() ? sequences : 0); }
-};
-
-SequenceIds IdsOf(const Model& model, int sequences) { return {sequences, llama_model_n_swa(model.handle()) > 0}; }
-
-llama_context_params ParamsOf(const Model& model, const SessionOptions& options) {
-  llama_context_params params = llama_context_default_params();
-  params.n_ctx = options.context > 0 ? options.context : model.training_context();
-  params.n_ubatch = std::max(options.batch, 1u);
-  params.n_threads = params.n_threads_batch = options.threads > 0 ? options.threads : DefaultThreads();
-  params.n_seq_max = static_cast<uint32_t>(IdsOf(model, options.sequences).count());
-  params.n_batch = std::max(params.n_ubatch, params.n_seq_max);  // llama.cpp aborts on less
-  params.rope_freq_base = options.rope_freq_base;
-  params.rope_freq_scale = options.rope_freq_scale;
-  params.flash_attn_type = options.flash_attention ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
-  params.type_k = static_cast<ggml_type>(GgmlTypeOf(options.cache_type_k));
-  params.type_v = static_cast<ggml_type>(GgmlTypeOf(options.cache_type_v));
-  params.kv_unified = true;
-  params.swa_full = true;
-  return params;
-}
-
-// Refused here rather than after a long prefill.
-Status CheckShapes(const std::vector<GraphProbe::Layer>& layers) {
-  for (const GraphProbe::Layer& layer : layers) {
-    for (const size_t dim : {layer.shape.dim(Side::kKeys), layer.shape.dim(Side::kValues)}) {
-      if (dim % 8 == 0 && dim <= kMaxHeadDim) continue;
-      return {StatusCode::kUnsupported,
-              fmt::format("the model's head size is {}; cards take multiples of 8 up to {}", dim, kMaxHeadDim)};
-    }
-  }
-  return {};
-}
-
-// llama.cpp aborts on some of what this refuses.
-Status CheckBlocks(const Model& model, const SessionOptions& options) {
-  for (const Side side : {Side::kKeys, Side::kValues}) {
-    const CacheType type = side == Side::kKeys ? options.cache_type_k : options.cache_type_v;
-    const uint32_t dim = model.head_size(side);
-    if (dim % BlockValues(type) == 0) continue;
-    return {StatusCode::kUnsupported, fmt::format("cache type {} takes heads of a multiple of {} values, but the "
-                                                  "model's have {}; use f16 or bf16",
-                                                  CacheTypeName(type), BlockValues(type), dim)};
-  }
-  return {};
-}
 
 // A batch of one sequence, freed on every way out.
 class Batch {
@@ -96,134 +36,6 @@ class Batch {
 };
 
 }  // namespace
-
-Status CheckSessionOptions(const SessionOptions& options) {
-  if (!options.flash_attention && IsQuantized(options.cache_type_v)) {
-    return {StatusCode::kInvalidArgument,
-            fmt::format("a V cache of type {} needs flash attention; use -fa on, or -ctv f16 or bf16",
-                        CacheTypeName(options.cache_type_v))};
-  }
-  if (options.sequences < 1 || options.sequences > kMaxSequences) {
-    return {StatusCode::kInvalidArgument,
-            fmt::format("{} sequences: choose from 1 to {}", options.sequences, kMaxSequences)};
-  }
-  return {};
-}
-
-Session::Session(const Model& model, const SessionOptions& options)
-    : model_(model), options_(options), tokens_(static_cast<size_t>(options.sequences)) {}
-
-Result<std::unique_ptr<Session>> Session::Create(const Model& model, const SessionOptions& options) {
-  QKV_RETURN_IF_ERROR(CheckSessionOptions(options));
-  QKV_RETURN_IF_ERROR(CheckBlocks(model, options));
-  std::unique_ptr<Session> session(new Session(model, options));
-  TakeLastLlamaError();  // of earlier calls
-  try {
-    QKV_RETURN_IF_ERROR(session->MakeContext());
-    QKV_RETURN_IF_ERROR(session->Probe());
-  } catch (const std::exception& e) {
-    return Status(StatusCode::kInternal, fmt::format("llama.cpp failed to make a context: {}", e.what()));
-  }
-  return session;
-}
-
-Session::~Session() {
-  if (context_ != nullptr) llama_free(context_);
-}
-
-Status Session::MakeContext() {
-  llama_context_params params = ParamsOf(model_, options_);
-  params.cb_eval = GraphProbe::Callback;
-  params.cb_eval_user_data = &probe_;
-  params.abort_callback = [](void* data) {
-    return static_cast<Session*>(data)->cancelled_.load(std::memory_order_relaxed);
-  };
-  params.abort_callback_data = this;
-  context_ = llama_init_from_model(model_.handle(), params);
-  if (context_ == nullptr) {
-    return {StatusCode::kOutOfRange, fmt::format("llama.cpp cannot make a context of {} tokens{}; a smaller -c takes "
-                                                 "less memory",
-                                                 params.n_ctx, LlamaErrorSuffix())};
-  }
-  threads_ = params.n_threads;
-  // llama.cpp rounds the context up, but limits a decode call by what was asked for.
-  context_tokens_ = std::min(params.n_ctx, llama_n_ctx(context_));
-  batch_ = std::min(llama_n_batch(context_), llama_n_ubatch(context_));
-  return {};
-}
-
-Status Session::Probe() {
-  QKV_ASSIGN_OR_RETURN(const GraphProbe::Description description, DescribeNext());
-  QKV_RETURN_IF_ERROR(CheckShapes(description.layers));
-  QKV_ASSIGN_OR_RETURN(layout_, LearnLayout(description.layers));
-  if (layout_.window() > 0) QKV_RETURN_IF_ERROR(FindWindows(&layout_));
-  identity_ = {model_.fingerprint(), description.rope, description.first_rope};
-  Clear();
-  return {};
-}
-
-// Decodes one token, and tells what its graph did.
-Result<GraphProbe::Description> Session::DescribeNext() {
-  const llama_token bos = llama_vocab_bos(model_.vocab());
-  const int32_t token = bos >= 0 ? bos : 0;
-  probe_.StartDescribing();
-  QKV_RETURN_IF_ERROR(Decode({&token, 1}, /*all_logits=*/false, 0));
-  return probe_.FinishDescribing();
-}
-
-// Of the one token that there is. Which layers have a window is only guessed: layers that share a mask are alike, and
-// the state tells whether a guess has the right layers in each part. FindWindows knows.
-Result<StateLayout> Session::LearnLayout(const std::vector<GraphProbe::Layer>& layers) const {
-  QKV_ASSIGN_OR_RETURN(const std::vector<uint8_t> state, SaveRaw(0, 0));
-  const auto window = static_cast<uint32_t>(std::max(llama_model_n_swa(model_.handle()), 0));
-  std::vector<LayerShape> shapes;
-  std::vector<LayerFormat> formats;
-  for (const GraphProbe::Layer& layer : layers) {
-    shapes.push_back(layer.shape);
-    formats.push_back({{options_.cache_type_k, layer.key_rotation}, {options_.cache_type_v, layer.value_rotation}});
-  }
-  const auto learn = [&](const auto& has_window) {
-    for (size_t i = 0; i < layers.size(); ++i) formats[i].window = has_window(layers[i]) ? window : 0;
-    return LearnStateLayout(state, shapes, formats, !options_.flash_attention);
-  };
-  Result<StateLayout> layout = learn([](const auto&) { return false; });
-  if (window == 0) return layout;
-  const uint64_t first = layers.front().mask;
-  if (!layout) layout = learn([&](const auto& layer) { return layer.mask == first; });
-  if (!layout) layout = learn([&](const auto& layer) { return layer.mask != first; });
-  if (!layout) layout = learn([](const auto&) { return true; });
-  return layout;
-}
-
-// Looks at what a token sees that is just one window after the first: with a sliding window all but that one.
-Status Session::FindWindows(StateLayout* layout) {
-  const uint32_t window = layout->window();
-  std::vector<int32_t> positions = {0, 1, static_cast<int32_t>(window) - 1};
-  if (window < 3) positions.resize(window);
-  const auto no_rows = [](size_t, Side, Half*) { return Status(); };
-  QKV_ASSIGN_OR_RETURN(const std::vector<uint8_t> state, BuildState(*layout, positions, 1, no_rows));
-  Clear();
-  const size_t read = llama_state_seq_set_data(context_, state.data(), state.size(), 0);
-  if (read != state.size()) return {StatusCode::kInternal, "llama.cpp refused a state" + LlamaErrorSuffix()};
-  tokens_[0].resize(window);
-  QKV_ASSIGN_OR_RETURN(const GraphProbe::Description description, DescribeNext());
-  const uint32_t all = (1u << (positions.size() + 1)) - 1;
-  for (size_t layer = 0; layer < layout->formats.size(); ++layer) {
-    const uint32_t visible = description.layers[layer].visible_cells & all;
-    if (visible != all && visible != (all & ~1u)) {
-      return {StatusCode::kUnsupported,
-              fmt::format("layer {} attends to something else than a sliding window of {} tokens", layer, window)};
-    }
-    layout->formats[layer].window = visible == all ? 0 : window;
-  }
-  // With the layers in the parts where they are.
-  Clear();
-  QKV_RETURN_IF_ERROR(DescribeNext().status());
-  QKV_ASSIGN_OR_RETURN(const std::vector<uint8_t> one_token, SaveRaw(0, 0));
-  QKV_ASSIGN_OR_RETURN(*layout, LearnStateLayout(one_token, std::vector<LayerShape>(layout->shapes),
-                                                 std::vector<LayerFormat>(layout->formats), layout->transposed_values));
-  return {};
-}
 
 Status Session::Decode(std::span<const int32_t> tokens, bool all_logits, int sequence) {
   std::vector<int32_t>& held = tokens_[static_cast<size_t>(sequence)];
@@ -261,17 +73,15 @@ void Session::SyncTokens(int sequence) {
 
 // Has the sequence's keeper, if it has one, hold its tokens from `from` on.
 void Session::Keep(int sequence, size_t from) {
-  const SequenceIds ids = IdsOf(model_, options_.sequences);
-  if (!ids.keeps()) return;
-  llama_memory_seq_cp(llama_get_memory(context_), sequence, ids.keeper(sequence), static_cast<llama_pos>(from), -1);
+  if (!ids_.keeps()) return;
+  llama_memory_seq_cp(llama_get_memory(context_), sequence, ids_.keeper(sequence), static_cast<llama_pos>(from), -1);
 }
 
 // Frees the rows of the sequence's tokens from `from` on.
 bool Session::Remove(int sequence, size_t from) {
-  const SequenceIds ids = IdsOf(model_, options_.sequences);
   llama_memory_t memory = llama_get_memory(context_);
   const auto first = static_cast<llama_pos>(from);
-  const bool kept = !ids.keeps() || llama_memory_seq_rm(memory, ids.keeper(sequence), first, -1);
+  const bool kept = !ids_.keeps() || llama_memory_seq_rm(memory, ids_.keeper(sequence), first, -1);
   return llama_memory_seq_rm(memory, sequence, first, -1) && kept;
 }
 
@@ -378,7 +188,7 @@ Result<std::vector<uint8_t>> Session::SaveState(int sequence) const {
   if (tokens(sequence).empty()) return std::move(states[0]);
   const size_t window = layout_.window();
   const size_t last = window > 0 ? tokens(sequence).size() - std::min(window, tokens(sequence).size()) : 0;
-  const int scratch = IdsOf(model_, options_.sequences).scratch();
+  const int scratch = ids_.scratch();
   llama_memory_t memory = llama_get_memory(context_);
   for (size_t from = 0; from < last; from += window) {
     llama_memory_seq_cp(memory, sequence, scratch, static_cast<llama_pos>(from),

@@ -52,6 +52,19 @@ struct PrefillOptions {
   std::function<void(size_t, const float*)> logits;
 };
 
+// llama.cpp's sequence ids. In layers with a sliding window its states leave out tokens that have left the window, so
+// SaveState lends them to a scratch sequence, window by window. And it gives such tokens' cells to whoever needs one,
+// unless they belong to two sequences: each of several sequences has a keeper that holds on to them.
+struct SequenceIds {
+  int sequences;
+  bool windowed;
+
+  int scratch() const { return sequences; }
+  bool keeps() const { return windowed && sequences > 1; }
+  int keeper(int sequence) const { return sequences + 1 + sequence; }
+  int count() const { return sequences + (windowed ? 1 : 0) + (keeps() ? sequences : 0); }
+};
+
 // The model must outlive it. Not thread-safe, but Cancel may be called from any thread or signal handler. What takes a
 // sequence refuses one that is not there (kInvalidArgument), or expects it to be there where it returns no Status.
 class Session {
@@ -134,6 +147,7 @@ class Session {
 
   const Model& model_;
   const SessionOptions options_;
+  const SequenceIds ids_;
   GraphProbe probe_;  // before context_: the context calls it
   llama_context* context_ = nullptr;
   int threads_ = 1;
