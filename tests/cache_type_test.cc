@@ -5,7 +5,7 @@
 
 #include <bit>
 #include <cmath>
-#include <cstring>
+#include <cstdlib>
 #include <limits>
 #include <random>
 #include <tuple>
@@ -270,6 +270,24 @@ TEST_F(CacheRefusalTest, AWindowOfQueriesWithoutFlashAttention) {
   prefill.window = 8;
   EXPECT_EQ(session->Prefill(SomeTokens(20), prefill).code(), StatusCode::kUnsupported);
   EXPECT_TRUE(session->tokens().empty());
+}
+
+// llama.cpp can be told not to rotate.
+TEST_F(CacheWindowTest, WhetherRowsAreRotatedIsSeenInTheContextItself) {
+  const auto model = LoadTiny({});
+  SessionOptions options = SmallOptions();
+  options.cache_type_k = options.cache_type_v = CacheType::kQ8_0;
+  const auto plain = MakeSession(*model);
+  setenv("LLAMA_ATTN_ROT_DISABLE", "1", 1);
+  const auto session = MakeSession(*model, options);
+  unsetenv("LLAMA_ATTN_ROT_DISABLE");
+  EXPECT_EQ(session->state_layout().formats[0].keys, (RowFormat{CacheType::kQ8_0, 0}));
+  Prefill(plain.get(), SomeTokens(50));
+  Prefill(session.get(), SomeTokens(50));
+  const KvState expected = Take(plain->TakeKv());
+  const KvState rows = Take(session->TakeKv());
+  EXPECT_LT(RelativeError(expected.view(), rows.view(), 0, Side::kKeys), LossOf(CacheType::kQ8_0));
+  EXPECT_LT(RelativeError(expected.view(), rows.view(), 0, Side::kValues), LossOf(CacheType::kQ8_0));
 }
 
 // The queries of a context that rotates them are as without: the policy compares them with keys that are not rotated.

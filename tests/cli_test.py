@@ -252,7 +252,8 @@ class RunTest(CliTest):
         self.assertEqual(done.returncode, 0)
         self.assertEqual(done.stdout.decode("utf-8", "replace"), json_run["text"] + "\n")
         self.assertRegex(done.stderr.decode(),
-                         r"\Amode: restore \(the card covers \d+ of .*; \d+ tokens evaluated; K f16, V f16, flash attention on\)\n\Z")
+                         r"\Amode: restore \(the card covers \d+ of .*; \d+ tokens evaluated; "
+                         r"K f16, V f16, flash attention on\)\n\Z")
 
     def test_whole_prompt_shorter_than_the_card(self):
         # The card as a whole would not fit this context.
@@ -295,6 +296,35 @@ class RunTest(CliTest):
         packed = self.report("pack", "-ngl", "0", "-ub", "64", "-f", path("doc.txt"), "--policy", "local",
                              "--bits", "6", "-o", path("ub.card"))
         self.assertEqual(packed["tokens"], self.tokens)
+
+    def test_types_of_the_cache(self):
+        common = ["run", "--card", path("doc16.card"), "-p", QUESTION, "-n", "4", "--temp", "0"]
+        plain = self.report(*common)
+        self.assertEqual([plain[key] for key in ("cache_type_k", "cache_type_v", "flash_attention")],
+                         ["f16", "f16", True])
+        run = self.report(*common, "-ctk", "q8_0", "--cache-type-v", "q4_0")
+        self.assertEqual((run["mode"], run["cached_tokens"]), ("restore", plain["cached_tokens"]))
+        self.assertEqual((run["cache_type_k"], run["cache_type_v"]), ("q8_0", "q4_0"))
+        run = self.report(*common, "-fa", "off", "-ctv", "bf16")
+        self.assertEqual((run["cache_type_v"], run["flash_attention"], run["mode"]), ("bf16", False, "restore"))
+        self.succeed("pack", "-ctk", "q8_0", "-ctv", "q8_0", "-f", path("doc.txt"), "-o", path("q8.card"))
+        self.assertEqual(self.report("run", "--card", path("q8.card"), "-p", QUESTION, "-n", "2")["mode"], "restore")
+
+    def test_contradicting_types_of_the_cache(self):
+        self.fail_with(USAGE, "run", "-p", "x", "-ctk", "q5_1", says=("q5_1", "f16, bf16, q8_0, q4_0"))
+        self.fail_with(USAGE, "run", "-p", "x", "-fa", "maybe", says=("maybe", "on", "off"))
+        # Before anything is loaded: there is no such model.
+        self.fail_with(USAGE, "run", "-m", path("absent.gguf"), "-p", "x", "-ctv", "q8_0", "-fa", "off",
+                       says=("q8_0", "-fa on"))
+        pack = ["pack", "-m", path("absent.gguf"), "-p", "x", "-o", path("no.card")]
+        self.fail_with(USAGE, *pack, "-ctk", "bf16", "--state-output", path("no.state"), says="--state-output")
+        self.fail_with(USAGE, *pack, "--policy", "local", "--bits", "5", "-fa", "off", says="-fa off")
+
+    def test_sliding_windows(self):
+        write_model("window", "architecture=gemma3", "sliding_window=16")
+        self.succeed("pack", "-m", path("window.gguf"), "-f", path("doc.txt"), "--bits", "16", "-o", path("w.card"))
+        run = self.report("run", "-m", path("window.gguf"), "--card", path("w.card"), "-p", QUESTION, "-n", "2")
+        self.assertEqual(run["mode"], "restore")
 
     def test_seed_fixes_the_text(self):
         flags = ["-p", DOCUMENT, "-n", "12", "--temp", "1"]

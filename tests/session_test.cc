@@ -156,7 +156,7 @@ TEST_F(SessionRefusalTest, LocalPolicyWithoutAWindow) {
   EXPECT_EQ(PackSession(*session, options, &times).status().code(), StatusCode::kInvalidArgument);
 }
 
-TEST_F(SessionRefusalTest, RecurrentModelsByArchitectureAndReason) {
+TEST_F(SessionRefusalTest, RecurrentAndHybridModelsByArchitectureAndReason) {
   TinyModelSpec recurrent;
   recurrent.architecture = "mamba";
   ASSERT_TRUE(WriteTinyModel(recurrent, Path("recurrent.gguf")).ok());
@@ -164,6 +164,14 @@ TEST_F(SessionRefusalTest, RecurrentModelsByArchitectureAndReason) {
   EXPECT_EQ(mamba.code(), StatusCode::kUnsupported);
   EXPECT_NE(mamba.message().find("(architecture mamba) cannot be handed over yet: it is recurrent"), std::string::npos)
       << mamba.message();
+
+  TinyModelSpec hybrid;
+  hybrid.architecture = "lfm2";
+  ASSERT_TRUE(WriteTinyModel(hybrid, Path("hybrid.gguf")).ok());
+  const Status lfm2 = Model::Load(Path("hybrid.gguf"), {}).status();
+  EXPECT_EQ(lfm2.code(), StatusCode::kUnsupported);
+  EXPECT_NE(lfm2.message().find("(architecture lfm2) cannot be handed over yet: it is a hybrid"), std::string::npos)
+      << lfm2.message();
 }
 
 TEST_F(SessionRefusalTest, FilesThatAreNoModels) {

@@ -18,6 +18,7 @@ constexpr float kLogitStd = 3.0F;
 constexpr float kProjectionStd = 1.5F;  // of q and k: scores have about its square
 constexpr float kOutlier = 20.0F;
 constexpr int kOutliersPerHead = 3;
+constexpr int kConvolution = 3;                                       // tokens, of lfm2
 constexpr int kTokenNormal = 1, kTokenControl = 3, kTokenUnused = 5;  // tokenizer.ggml.token_type
 
 // Pairs in GPT-2's alphabet, where \u0120 stands for a space; earlier pairs merge first.
@@ -110,8 +111,11 @@ class Writer {
   void AddAttention(const std::string& layer);
   void AddFeedForward(const std::string& layer);
   void AddRecurrent(const std::string& layer);
+  void AddConvolution(const std::string& layer);
 
   bool HasPostNorms() const { return spec_.architecture == "gemma3" || spec_.architecture == "plamo3"; }
+  bool IsHybrid() const { return spec_.architecture == "lfm2"; }
+  bool IsConvolution(int layer) const { return IsHybrid() && layer % 2 == 0; }
 
   TinyModelSpec spec_;  // without zeros that stand for something else
   std::unique_ptr<gguf_context, GgufFree> gguf_;
@@ -160,7 +164,16 @@ void Writer::AddTokenizer() {
 void Writer::AddAttentionMetadata() {
   SetInt("feed_forward_length", spec_.ff);
   SetInt("attention.head_count", spec_.heads);
-  SetInt("attention.head_count_kv", spec_.kv_heads);
+  if (IsHybrid()) {
+    std::vector<uint32_t> kv_heads;
+    for (int i = 0; i < spec_.layers; ++i)
+      kv_heads.push_back(IsConvolution(i) ? 0 : static_cast<uint32_t>(spec_.kv_heads));
+    gguf_set_arr_data(gguf_.get(), Key("attention.head_count_kv").c_str(), GGUF_TYPE_UINT32, kv_heads.data(),
+                      kv_heads.size());
+    SetInt("shortconv.l_cache", kConvolution);
+  } else {
+    SetInt("attention.head_count_kv", spec_.kv_heads);
+  }
   SetInt("attention.key_length", spec_.key_dim);
   SetInt("attention.value_length", spec_.value_dim);
   SetInt("rope.dimension_count", spec_.key_dim);
@@ -183,7 +196,8 @@ void Writer::AddWindowMetadata() {
 
 void Writer::AddTensor(const std::string& name, std::initializer_list<int64_t> shape, const Fill& fill) {
   // llama.cpp's own converter keeps vectors and the small recurrent matrices in F32.
-  const bool half = spec_.half_matrices && shape.size() == 2 && name.find(".ssm_") == std::string::npos;
+  const bool recurrent = name.find(".ssm_") != std::string::npos || name.find("shortconv.conv") != std::string::npos;
+  const bool half = spec_.half_matrices && shape.size() == 2 && !recurrent;
   ggml_tensor* tensor =
       ggml_new_tensor(ggml_.get(), half ? GGML_TYPE_F16 : GGML_TYPE_F32, static_cast<int>(shape.size()), shape.begin());
   ggml_set_name(tensor, name.c_str());
@@ -238,7 +252,8 @@ void Writer::AddShared() {
   if (!spec_.tied) AddMatrix("output.weight", spec_.embed, spec_.vocab, kLogitStd);
   // Random signs: without them a tied model mostly repeats its last token, whose embedding is in the residual stream.
   Random random(spec_.seed, "output_norm.weight");
-  AddTensor("output_norm.weight", {spec_.embed}, [&](int64_t) { return random.Next() % 2 == 0 ? 1.0F : -1.0F; });
+  AddTensor(IsHybrid() ? "token_embd_norm.weight" : "output_norm.weight", {spec_.embed},
+            [&](int64_t) { return random.Next() % 2 == 0 ? 1.0F : -1.0F; });
 }
 
 void Writer::AddAttention(const std::string& layer) {
@@ -259,7 +274,7 @@ void Writer::AddAttention(const std::string& layer) {
     AddVector(layer + "attn_v.bias", v_outputs, 0.0F, 0.1F);
   }
   AddMatrix(layer + "attn_output.weight", int64_t{spec_.heads} * spec_.value_dim, spec_.embed, 2.0F);
-  if (HasPostNorms()) {
+  if (HasPostNorms() || IsHybrid()) {
     AddVector(layer + "attn_q_norm.weight", spec_.key_dim, kProjectionStd, 0.1F);
     AddVector(layer + "attn_k_norm.weight", spec_.key_dim, kProjectionStd, 0.1F);
   }
@@ -298,6 +313,14 @@ void Writer::AddRecurrent(const std::string& layer) {
   AddMatrix(layer + "ssm_out.weight", inner, spec_.embed, 2.0F);
 }
 
+// LFM2's layers without attention.
+void Writer::AddConvolution(const std::string& layer) {
+  AddVector(layer + "attn_norm.weight", spec_.embed, 1.0F, 0.1F);
+  AddMatrix(layer + "shortconv.conv.weight", kConvolution, spec_.embed, 1.0F);
+  AddMatrix(layer + "shortconv.in_proj.weight", spec_.embed, int64_t{3} * spec_.embed, 1.0F);
+  AddMatrix(layer + "shortconv.out_proj.weight", spec_.embed, spec_.embed, 2.0F);
+}
+
 Status Writer::Write(const std::string& path) {
   const bool recurrent = spec_.architecture == "mamba";
   gguf_set_val_str(gguf_.get(), "general.architecture", spec_.architecture.c_str());
@@ -324,7 +347,7 @@ Status Writer::Write(const std::string& path) {
     if (recurrent) {
       AddRecurrent(layer);
     } else {
-      AddAttention(layer);
+      IsConvolution(i) ? AddConvolution(layer) : AddAttention(layer);
       AddFeedForward(layer);
     }
   }
@@ -334,11 +357,15 @@ Status Writer::Write(const std::string& path) {
   return {};
 }
 
+bool NeedsSquareAttention(const TinyModelSpec& spec) {
+  return spec.architecture == "qwen2" || spec.architecture == "lfm2";
+}
+
 Status Check(const TinyModelSpec& spec) {
   const auto invalid = [](const char* why) {
     return Status(StatusCode::kInvalidArgument, std::string("tiny model: ") + why);
   };
-  const std::initializer_list<const char*> known = {"llama", "qwen2", "gemma3", "plamo3", "mamba"};
+  const std::initializer_list<const char*> known = {"llama", "qwen2", "gemma3", "plamo3", "mamba", "lfm2"};
   if (std::find(known.begin(), known.end(), spec.architecture) == known.end()) return invalid("unknown architecture");
   const bool may_window = spec.architecture == "gemma3" || spec.architecture == "plamo3";
   if (spec.layers < 1 || spec.heads < 1 || spec.kv_heads < 1 || spec.key_dim < 4 || spec.key_dim % 2 != 0) {
@@ -350,8 +377,8 @@ Status Check(const TinyModelSpec& spec) {
   }
   if (spec.sliding_window > 0 && !may_window) return invalid("a sliding window needs gemma3 or plamo3");
   if (spec.long_rope && spec.architecture != "llama") return invalid("long_rope needs llama");
-  if (spec.architecture == "qwen2" && spec.embed != spec.heads * spec.key_dim) {
-    return invalid("qwen2 needs embed = heads * key_dim");
+  if (NeedsSquareAttention(spec) && spec.embed != spec.heads * spec.key_dim) {
+    return invalid("qwen2 and lfm2 need embed = heads * key_dim");
   }
   return {};
 }
@@ -361,7 +388,7 @@ Status Check(const TinyModelSpec& spec) {
 Status WriteTinyModel(const TinyModelSpec& given, const std::string& path) {
   TinyModelSpec spec = given;
   if (spec.value_dim == 0) spec.value_dim = spec.key_dim;
-  if (spec.embed == 0) spec.embed = spec.architecture == "qwen2" ? spec.heads * spec.key_dim : 128;
+  if (spec.embed == 0) spec.embed = NeedsSquareAttention(spec) ? spec.heads * spec.key_dim : 128;
   if (spec.ff == 0) spec.ff = 2 * spec.embed;
   if (spec.rope_base_window == 0.0F) spec.rope_base_window = spec.rope_base;
   QKV_RETURN_IF_ERROR(Check(spec));

@@ -21,13 +21,14 @@ struct TinyModelSpec {
   // "gemma3": Q and K norms, NEOX RoPE, may have a sliding window with its own RoPE base.
   // "plamo3": as gemma3, and the only one here that takes value_dim != key_dim.
   // "mamba":  recurrent, no attention at all; uses only layers, embed, vocab and the tokenizer's settings.
+  // "lfm2":   hybrid: layers 0, 2, 4... are convolutions, the others attention as llama's; embed as qwen2's.
   std::string architecture = "llama";
   int layers = 2;
   int heads = 4;
   int kv_heads = 2;
   int key_dim = 64;
   int value_dim = 0;  // 0: key_dim
-  int embed = 0;      // 0: heads * key_dim for qwen2, else 128
+  int embed = 0;      // 0: heads * key_dim for qwen2 and lfm2, else 128
   int ff = 0;         // 0: 2 * embed
   int vocab = 0;      // 0: as many as the tokenizer needs; more are padded with unused tokens
   float rope_base = 10000.0F;

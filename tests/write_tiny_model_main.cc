@@ -1,5 +1,5 @@
 // write_tiny_model PATH [KEY=VALUE...]: tiny models for tests in other languages. Keys: architecture, seed, layers,
-// context, vocab.
+// context, vocab, sliding_window.
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -21,6 +21,8 @@ int main(int argc, char** argv) {
       spec.layers = std::atoi(value.c_str());
     } else if (key == "context") {
       spec.context = std::atoi(value.c_str());
+    } else if (key == "sliding_window") {
+      spec.sliding_window = std::atoi(value.c_str());
     } else if (key == "vocab") {
       spec.vocab = std::atoi(value.c_str());
     } else {
