@@ -60,6 +60,10 @@ Status CheckCardFits(const Card& card, const Session& session) {
   bool same = shapes.size() == card.layers();
   for (size_t i = 0; same && i < shapes.size(); ++i) same = shapes[i] == card.shape(i);
   if (!same) return {StatusCode::kMismatch, "the card's layers have other shapes than the model's"};
+  const std::vector<uint32_t> windows = session.windows();
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    if (card.window(i) != windows[i]) return {StatusCode::kMismatch, "the card's layers have other sliding windows"};
+  }
   return {};
 }
 

@@ -19,6 +19,7 @@ CardContent ContentOf(const Session& session, const KvState& state, const PackOp
   content.positions = state.positions();
   content.identity = session.identity();
   content.hop = options.hop;
+  content.windows = session.windows();
   CardInfo& info = content.info;
   info.model_name = session.model().name();
   info.architecture = session.model().architecture();
@@ -27,6 +28,9 @@ CardContent ContentOf(const Session& session, const KvState& state, const PackOp
   const auto now = std::chrono::time_point_cast<std::chrono::seconds>(std::chrono::system_clock::now());
   info.created = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(now));
   info.writer = fmt::format("qkvshare {}", kVersionText);
+  const std::string key_type = CacheTypeName(session.cache_type_k());
+  const std::string value_type = CacheTypeName(session.cache_type_v());
+  info.cache_type = key_type == value_type ? key_type : key_type + "/" + value_type;
   info.segments = options.segments;
   if (info.segments.empty()) {
     info.segments.push_back({"prompt", options.sender, "", 0, static_cast<uint32_t>(content.token_ids.size())});
