@@ -33,6 +33,7 @@ endfunction()
 
 qkv_library(qkv::sodium sodium.h sodium libsodium-dev)
 qkv_library(qkv::xxhash xxhash.h xxhash libxxhash-dev)
+qkv_library(qkv::highway hwy/highway.h "" libhwy-dev)
 qkv_library(qkv::cli11 CLI/CLI.hpp "" libcli11-dev)
 
 # qkv::llama: libllama, ggml and llama-common (chat templates), with their headers as system headers.

@@ -21,6 +21,7 @@ LLAMA_COMMON = ("chat|common|sampling|json|json-schema|json-schema-to-grammar|pe
 LIBRARIES = {
     "qkv::llama": re.compile(rf"(llama|ggml|gguf)[\w-]*\.h$|(jinja|minja)/|({LLAMA_COMMON})\.h$"),
     "nlohmann_json::nlohmann_json": re.compile(r"nlohmann/"),
+    "qkv::highway": re.compile(r"hwy/"),
     "qkv::cli11": re.compile(r"CLI/"),
     "fmt::fmt": re.compile(r"fmt/"),
     "qkv::sodium": re.compile(r"sodium(/|\.h$)"),

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "qkvshare/status.h"
 #include "quant/half.h"
@@ -26,7 +27,7 @@ struct RowSpace {
 };
 
 struct Kernels {
-  const char* name;
+  const char* name;  // "scalar", "avx2", "avx512", "neon"
 
   // Multiplies each run of `block` values of x [dim] by the orthonormal Hadamard matrix; its own inverse. block: a
   // power of two, at least 8, that divides dim.
@@ -46,6 +47,9 @@ struct Kernels {
 };
 
 const Kernels& ScalarKernels();
+
+// The sets that this CPU has, fastest first; the last is the scalar one.
+const std::vector<const Kernels*>& AvailableKernels();
 
 // The fastest set for this CPU, or the one that QKV_FORCE_ISA names. kInvalidArgument, with the names that there are,
 // for one that this CPU or this build does not have.

@@ -9,6 +9,7 @@
 #endif
 
 #include "quant/kernels.h"
+#include "quant/kernels_common.h"
 
 namespace qkvshare {
 namespace {
@@ -133,18 +134,6 @@ Int4 Code4(Float4 x, float inverse_step, float zero_code, float least, float mos
   return __builtin_convertvector(Clamp(x * inverse_step + (zero_code + 0.5f), least, most), Int4);
 }
 
-constexpr float kSmallestRow = 1e-20f;  // far below what an FP16 row can hold
-
-float QuantizeZeroRow(size_t dim, int bits, uint8_t* codes, RowScale* scale) {
-  std::fill_n(codes, dim, static_cast<uint8_t>(1 << (bits - 1)));
-  *scale = 0;
-  return 0;
-}
-
-// The outermost value must get code 127, also where the scale is rounded up by 1/128: then its error is at most half a
-// step, and what is dequantized has the same scale when it is quantized again. That holds for 127.4883 to 127.5.
-constexpr float kOutermost8 = 127.495f;
-
 float QuantizeRow8(const float* x, size_t dim, float absmax, uint8_t* codes, RowScale* scale) {
   *scale = MakeScaleAtLeast(absmax / kOutermost8, CodeGrid::kMidTread);
   const float step = ScaleStep(*scale);
@@ -154,17 +143,6 @@ float QuantizeRow8(const float* x, size_t dim, float absmax, uint8_t* codes, Row
   row.Narrow(dim, codes);
   return SquaredError(x, row, dim, 128.0f, step);
 }
-
-// The least-squares fit x ~ dot / norm * (code - zero_code) of one clip point.
-struct Fit {
-  CodeGrid grid = CodeGrid::kMidRise;
-  float inverse_step = 0;
-  float dot = 0;
-  float norm = 1;
-
-  // The squared error is |x|^2 - gain.
-  float gain() const { return dot * (dot / norm); }
-};
 
 Fit FitClip(const float* x, size_t dim, int bits, CodeGrid grid, float inverse_step) {
   const float zero_code = ZeroCode(grid, bits);
@@ -180,18 +158,12 @@ Fit FitClip(const float* x, size_t dim, int bits, CodeGrid grid, float inverse_s
   return {grid, inverse_step, dot.Total(), norm.Total()};
 }
 
-constexpr int kClipPoints = 14;
-constexpr float kTightestClip = 0.35f;
-constexpr float kClearlyMore = 1 + 0x1p-18f;  // of equal fits, which differ by rounding only, the first is taken
-
 Fit BestFit(const float* x, size_t dim, int bits, float absmax) {
   Fit best;
   float best_gain = -1;
   for (const CodeGrid grid : {CodeGrid::kMidRise, CodeGrid::kMidTread}) {
-    const float outermost = static_cast<float>((1 << bits) - 1) - ZeroCode(grid, bits);  // the highest level
-    for (int i = 0; i < kClipPoints; ++i) {
-      const float clip = kTightestClip + (1.0f - kTightestClip) / (kClipPoints - 1) * static_cast<float>(i);
-      const Fit fit = FitClip(x, dim, bits, grid, outermost / (absmax * clip));
+    for (size_t i = 0; i < kClipPoints; ++i) {
+      const Fit fit = FitClip(x, dim, bits, grid, OutermostLevel(grid, bits) / (absmax * ClipPoint(i)));
       if (fit.gain() <= best_gain * kClearlyMore) continue;
       best = fit;
       best_gain = fit.gain();
