@@ -10,8 +10,9 @@
 namespace qkvshare {
 namespace {
 
-using Row = std::array<float, kMaxHeadDim>;
-using TileCodes = std::array<uint8_t, kTileTokens * kMaxHeadDim>;
+// Aligned to cache lines: vectors that cross them are slow.
+struct alignas(64) Row : std::array<float, kMaxHeadDim> {};
+struct alignas(64) TileCodes : std::array<uint8_t, kTileTokens * kMaxHeadDim> {};
 
 }  // namespace
 

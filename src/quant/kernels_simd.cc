@@ -316,6 +316,28 @@ HWY_INLINE Vec<D> Totals(D d, const float* sums) {
   return hn::Add(hn::Add(s0, s2), hn::Add(s1, s3));
 }
 
+// The last fit that has clearly more gain than the best before it. Where the largest gain is clearly more than all
+// others, which is so for nearly every row, that is it, and no branch depends on the order of the others.
+template <class D>
+HWY_INLINE size_t FirstClearlyBest(D d, const std::array<float, 2 * Fits::kPlaces>& gain) {
+  auto most = hn::Load(d, gain.data());
+  for (size_t i = hn::MaxLanes(d); i < gain.size(); i += hn::MaxLanes(d)) most = hn::Max(most, hn::Load(d, &gain[i]));
+  most = hn::MaxOfLanes(d, most);
+  size_t rivals = 0;
+  size_t best = 0;
+  for (size_t i = 0; i < gain.size(); i += hn::MaxLanes(d)) {
+    const auto rival = hn::Ge(hn::Mul(hn::Load(d, &gain[i]), hn::Set(d, kClearlyMore)), most);
+    rivals += hn::CountTrue(d, rival);
+    if (const intptr_t first = hn::FindFirstTrue(d, rival); first >= 0) best = i + static_cast<size_t>(first);
+  }
+  if (rivals == 1) return best;
+  best = 0;
+  for (size_t i = 1; i < gain.size(); ++i) {
+    if (gain[i] > gain[best] * kClearlyMore) best = i;
+  }
+  return best;
+}
+
 template <class D>
 HWY_INLINE Fit BestFit(D d, const float* x, size_t dim, int bits, float absmax) {
   Fits fits;
@@ -342,10 +364,7 @@ HWY_INLINE Fit BestFit(D d, const float* x, size_t dim, int bits, float absmax) 
     const auto norm = Totals(d, &fits.norm[4 * i]);
     hn::Store(hn::Mul(dot, hn::Div(dot, norm)), d, &fits.gain[i]);
   }
-  size_t best = 0;
-  for (size_t i = 1; i < fits.gain.size(); ++i) {
-    if (fits.gain[i] > fits.gain[best] * kClearlyMore) best = i;
-  }
+  const size_t best = FirstClearlyBest(d, fits.gain);
   const auto total = [&](const auto& sums) {
     return (sums[4 * best] + sums[4 * best + 2]) + (sums[4 * best + 1] + sums[4 * best + 3]);
   };
@@ -371,16 +390,17 @@ float QuantizeRow(const float* x, size_t dim, int bits, uint8_t* codes, RowScale
 
 // ---- Restoring ----
 
-// What follows the rotation of codes.
+// What follows the rotation of codes: two factors, of which the second may be one, and the profile.
 struct Finish {
   float step, norm;
   const float* scale;  // of the channels, or null
   const float* mean;
   Half* row;
 
-  template <bool kProfile, class D>
+  template <bool kTwoFactors, bool kProfile, class D>
   HWY_INLINE void Put(D d, size_t c, Vec<D> v) const {
-    v = hn::Mul(hn::Mul(v, hn::Set(d, step)), hn::Set(d, norm));
+    v = hn::Mul(v, hn::Set(d, step));
+    if constexpr (kTwoFactors) v = hn::Mul(v, hn::Set(d, norm));
     if constexpr (kProfile) v = hn::Add(hn::Mul(v, hn::LoadU(d, scale + c)), hn::LoadU(d, mean + c));
     StoreHalf(d, v, row + c);
   }
@@ -401,7 +421,7 @@ HWY_INLINE void RotatePair(D d, V* a, V* b) {
 // Restores a block from the rotation of its codes in 16-bit integers. That is exact, as the scalar kernel is here: a
 // sum of 128 codes of 8 bits and its product with a step, of 8 bits too, fit a float. Where codes are centered matters
 // to the first value only.
-template <size_t kBlock, bool kProfile>
+template <size_t kBlock, bool kTwoFactors, bool kProfile>
 HWY_INLINE void RestoreBlock(const uint8_t* codes, float zero_code, const Finish& finish, size_t at) {
   const hn::CappedTag<int16_t, kBlock / 2> d;
   constexpr size_t kLanes = hn::MaxLanes(d);
@@ -421,7 +441,7 @@ HWY_INLINE void RestoreBlock(const uint8_t* codes, float zero_code, const Finish
   const auto put = [&](size_t c, auto part) HWY_ATTR {
     auto f = hn::ConvertTo(df, hn::PromoteTo(hn::Rebind<int32_t, decltype(dh)>(), part));
     if (c == 0) f = hn::Sub(f, hn::IfThenElseZero(hn::FirstN(df, 1), hn::Set(df, zero_code * kBlock)));
-    finish.Put<kProfile>(df, at + c, f);
+    finish.Put<kTwoFactors, kProfile>(df, at + c, f);
   };
   for (size_t i = 0; i < kN; i += 2) {
     RotatePair(d, &v[i], &v[i + 1]);
@@ -445,11 +465,13 @@ HWY_INLINE void RestoreBlock(const uint8_t* codes, float zero_code, const Finish
 }
 
 template <size_t kBlock>
-HWY_INLINE void RestoreBlocks(const uint8_t* codes, size_t dim, float zero_code, const Finish& finish) {
+HWY_INLINE void RestoreBlocks(const uint8_t* codes, size_t dim, float zero_code, Finish finish) {
+  constexpr bool kTwoFactors = kBlock == 32 || kBlock == 128;  // else the norm is a power of two: any order is exact
+  if constexpr (!kTwoFactors) finish.step *= finish.norm;
   if (finish.scale == nullptr) {
-    for (size_t i = 0; i < dim; i += kBlock) RestoreBlock<kBlock, false>(codes, zero_code, finish, i);
+    for (size_t i = 0; i < dim; i += kBlock) RestoreBlock<kBlock, kTwoFactors, false>(codes, zero_code, finish, i);
   } else {
-    for (size_t i = 0; i < dim; i += kBlock) RestoreBlock<kBlock, true>(codes, zero_code, finish, i);
+    for (size_t i = 0; i < dim; i += kBlock) RestoreBlock<kBlock, kTwoFactors, true>(codes, zero_code, finish, i);
   }
 }
 
@@ -474,7 +496,8 @@ void RestoreRow(const uint8_t* codes, int bits, RowScale scale, const RowSpace& 
   const float zero_code = ZeroCode(ScaleGrid(scale), bits);
   const float norm = 1.0f / std::sqrt(static_cast<float>(space.rotation_block));
   const Finish finish = {step, norm, space.scale, space.mean, row};
-  switch (step != 0 ? space.rotation_block : 0) {  // products with a step of zero have signs, integers have not
+  // Tiny steps may underflow, and products with zero have signs, which integers have not.
+  switch (step > 0x1p-100f ? space.rotation_block : 0) {
     case 16: return RestoreBlocks<16>(codes, space.dim, zero_code, finish);
     case 32: return RestoreBlocks<32>(codes, space.dim, zero_code, finish);
     case 64: return RestoreBlocks<64>(codes, space.dim, zero_code, finish);
