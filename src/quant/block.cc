@@ -44,16 +44,16 @@ BlockLayout BlockLayout::Make(size_t dim, std::span<const int> level_bits, std::
 }
 
 BlockCodec::BlockCodec(const Kernels& kernels, Side side, size_t dim, const ChannelProfile& profile)
-    : kernels_(kernels), side_(side), dim_(dim), rotation_block_(RotationBlock(dim)) {
-  for (const Half mean : profile.mean) mean_.push_back(HalfToFloat(mean));
-  for (const Half scale : profile.scale) {
-    scale_.push_back(HalfToFloat(scale));
-    inverse_scale_.push_back(1.0f / HalfToFloat(scale));
+    : kernels_(kernels), side_(side), dim_(dim), rotation_block_(RotationBlock(dim)), has_profile_(!profile.empty()) {
+  for (size_t c = 0; c < profile.mean.size(); ++c) {
+    mean_[c] = HalfToFloat(profile.mean[c]);
+    scale_[c] = HalfToFloat(profile.scale[c]);
+    inverse_scale_[c] = 1.0f / scale_[c];
   }
 }
 
 RowSpace BlockCodec::Space() const {
-  if (mean_.empty()) return {dim_, rotation_block_, nullptr, nullptr, nullptr};
+  if (!has_profile_) return {dim_, rotation_block_, nullptr, nullptr, nullptr};
   return {dim_, rotation_block_, mean_.data(), scale_.data(), inverse_scale_.data()};
 }
 
@@ -62,7 +62,7 @@ Status BlockCodec::NonFinite(size_t token) const {
 }
 
 void BlockCodec::TransformQuery(float* query) const {
-  for (size_t c = 0; c < scale_.size(); ++c) query[c] *= scale_[c];
+  for (size_t c = 0; has_profile_ && c < dim_; ++c) query[c] *= scale_[c];
   kernels_.rotate(query, dim_, rotation_block_);
 }
 

@@ -7,6 +7,7 @@
 // bits here, in order.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -80,7 +81,11 @@ class BlockCodec {
   Side side_;
   size_t dim_;
   size_t rotation_block_;
-  std::vector<float> mean_, scale_, inverse_scale_;  // empty, or [dim]
+  bool has_profile_;
+  // Of each channel. Aligned to cache lines: vectors that cross them are slow.
+  alignas(64) std::array<float, kMaxHeadDim> mean_;
+  alignas(64) std::array<float, kMaxHeadDim> scale_;
+  alignas(64) std::array<float, kMaxHeadDim> inverse_scale_;
 };
 
 }  // namespace qkvshare

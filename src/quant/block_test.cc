@@ -49,30 +49,39 @@ struct Packed {
   std::vector<uint8_t> bytes;
 };
 
-Result<Packed> Pack(const Rows& rows, Side side, const BitPlan& plan, const ChannelProfile& profile = {}) {
-  Packed packed;
-  packed.order = OrderTokens(plan);
-  packed.layout = BlockLayout::Make(rows.dim, plan.SideBitsOf(0, side), packed.order.level_size);
-  packed.bytes.assign(packed.layout.bytes, 0xA5);
-  QKV_RETURN_IF_ERROR(BlockCodec(ScalarKernels(), side, rows.dim, profile)
-                          .Pack(rows.view(), packed.order, packed.layout, packed.bytes.data()));
-  return packed;
-}
+// On every set of kernels that this CPU has.
+class BlockTest : public testing::TestWithParam<const Kernels*> {
+ protected:
+  static const Kernels& Tested() { return *GetParam(); }
 
-Status Unpack(const Packed& packed, Side side, const ChannelProfile& profile, size_t tokens, Rows* out) {
-  return BlockCodec(ScalarKernels(), side, out->dim, profile)
-      .Unpack(packed.bytes.data(), packed.order, packed.layout, tokens, out->data.data(), out->stride);
-}
+  static Result<Packed> Pack(const Rows& rows, Side side, const BitPlan& plan, const ChannelProfile& profile = {}) {
+    Packed packed;
+    packed.order = OrderTokens(plan);
+    packed.layout = BlockLayout::Make(rows.dim, plan.SideBitsOf(0, side), packed.order.level_size);
+    packed.bytes.assign(packed.layout.bytes, 0xA5);
+    QKV_RETURN_IF_ERROR(BlockCodec(Tested(), side, rows.dim, profile)
+                            .Pack(rows.view(), packed.order, packed.layout, packed.bytes.data()));
+    return packed;
+  }
 
-Rows RoundTrip(const Rows& rows, Side side, const BitPlan& plan, const ChannelProfile& profile = {}) {
-  Rows out(rows.tokens, rows.dim);
-  const Result<Packed> packed = Pack(rows, side, plan, profile);
-  EXPECT_TRUE(packed) << packed.status().message();
-  if (!packed) return out;
-  const Status status = Unpack(*packed, side, profile, rows.tokens, &out);
-  EXPECT_TRUE(status.ok()) << status.message();
-  return out;
-}
+  static Status Unpack(const Packed& packed, Side side, const ChannelProfile& profile, size_t tokens, Rows* out) {
+    return BlockCodec(Tested(), side, out->dim, profile)
+        .Unpack(packed.bytes.data(), packed.order, packed.layout, tokens, out->data.data(), out->stride);
+  }
+
+  static Rows RoundTrip(const Rows& rows, Side side, const BitPlan& plan, const ChannelProfile& profile = {}) {
+    Rows out(rows.tokens, rows.dim);
+    const Result<Packed> packed = Pack(rows, side, plan, profile);
+    EXPECT_TRUE(packed) << packed.status().message();
+    if (!packed) return out;
+    const Status status = Unpack(*packed, side, profile, rows.tokens, &out);
+    EXPECT_TRUE(status.ok()) << status.message();
+    return out;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(, BlockTest, testing::ValuesIn(AvailableKernels()),
+                         [](const auto& set) { return std::string(set.param->name); });
 
 double RowNorm2(const Rows& a, size_t token) {
   double sum = 0;
@@ -145,7 +154,7 @@ TEST(BlockLayoutTest, FullTilesAreAlignedAndNothingOverlapsOrIsPadded) {
   }
 }
 
-TEST(BlockTest, BytesAfterTheScalesAreZero) {
+TEST_P(BlockTest, BytesAfterTheScalesAreZero) {
   std::mt19937 random(12);
   const Rows rows = Gaussian(&random, 5, 8);
   const Packed packed = *Pack(rows, Side::kValues, UniformPlan(5, {8, 8}, 0));
@@ -155,7 +164,7 @@ TEST(BlockTest, BytesAfterTheScalesAreZero) {
 }
 
 // All head sizes, both sides, 1 to 40 tokens, random levels: exact rows are equal bit for bit, others within bounds.
-TEST(BlockTest, MixedPlansRoundTrip) {
+TEST_P(BlockTest, MixedPlansRoundTrip) {
   std::mt19937 random(13);
   for (const size_t dim : kDims) {
     for (const Side side : {Side::kKeys, Side::kValues}) {
@@ -180,7 +189,7 @@ TEST(BlockTest, MixedPlansRoundTrip) {
   }
 }
 
-TEST(BlockTest, ExactTokensKeepEveryBit) {
+TEST_P(BlockTest, ExactTokensKeepEveryBit) {
   Rows rows(20, 64);
   for (size_t t = 0; t < rows.tokens; ++t) {
     for (size_t c = 0; c < rows.dim; ++c)
@@ -196,7 +205,7 @@ TEST(BlockTest, ExactTokensKeepEveryBit) {
   }
 }
 
-TEST(BlockTest, PartialUnpackWritesOnlyTheRowsAsked) {
+TEST_P(BlockTest, PartialUnpackWritesOnlyTheRowsAsked) {
   std::mt19937 random(14);
   const Rows rows = Gaussian(&random, 37, 64);
   const BitPlan plan = RandomPlan(&random, 37);
@@ -220,7 +229,7 @@ TEST(BlockTest, PartialUnpackWritesOnlyTheRowsAsked) {
   }
 }
 
-TEST(BlockTest, ZeroRowsStayZero) {
+TEST_P(BlockTest, ZeroRowsStayZero) {
   Rows rows(18, 80);
   std::fill(rows.data.begin(), rows.data.end(), Half{0});
   for (const Level level : kLevels) {
@@ -233,7 +242,7 @@ TEST(BlockTest, ZeroRowsStayZero) {
 
 // All channels equal: the rotation puts everything into one coefficient a block, and a mid-tread grid holds one value
 // among zeros at any width. The largest FP16 value in all channels is the largest that a rotation can give.
-TEST(BlockTest, ConstantRowsComeBack) {
+TEST_P(BlockTest, ConstantRowsComeBack) {
   for (const size_t dim : kDims) {
     Rows rows(4, dim);
     std::fill_n(rows.row(0), dim, FloatToHalf(1.5f));
@@ -251,7 +260,7 @@ TEST(BlockTest, ConstantRowsComeBack) {
   }
 }
 
-TEST(BlockTest, SubnormalRowsAreAsGoodAsOthers) {
+TEST_P(BlockTest, SubnormalRowsAreAsGoodAsOthers) {
   std::mt19937 random(22);
   Rows rows(8, 64);
   for (size_t t = 0; t < 8; ++t) {
@@ -270,7 +279,7 @@ TEST(BlockTest, SubnormalRowsAreAsGoodAsOthers) {
 
 // The codes of what is unpacked, packed again with the same profile: FP16 rounding may move a value across the border
 // of two codes, but not often, and never by more than one code.
-TEST(BlockTest, PackingWhatWasUnpackedKeepsTheCodes) {
+TEST_P(BlockTest, PackingWhatWasUnpackedKeepsTheCodes) {
   std::mt19937 random(23);
   for (const int bits : {2, 4, 8}) {
     const Level level = {static_cast<uint8_t>(bits), static_cast<uint8_t>(bits)};
@@ -285,7 +294,7 @@ TEST(BlockTest, PackingWhatWasUnpackedKeepsTheCodes) {
 }
 
 // An outlier channel in values: after the rotation every coefficient has about its magnitude, which 4 bits hold well.
-TEST(BlockTest, OneOutlierIsSpreadByTheRotation) {
+TEST_P(BlockTest, OneOutlierIsSpreadByTheRotation) {
   std::mt19937 random(15);
   Rows rows = Gaussian(&random, 16, 128, 0.1f);
   for (size_t t = 0; t < 16; ++t) rows.row(t)[77] = FloatToHalf(100.0f);
@@ -295,7 +304,7 @@ TEST(BlockTest, OneOutlierIsSpreadByTheRotation) {
 
 // Keys of the Qwen2 family: some channels have a huge constant bias. With the profile 4 bits lose no more of what the
 // channel says (k - mean) than without a bias; FP16 itself holds 100 to 1/32 only.
-TEST(BlockTest, KeysWithALargeBiasSurviveFourBits) {
+TEST_P(BlockTest, KeysWithALargeBiasSurviveFourBits) {
   std::mt19937 random(16);
   for (const size_t dim : {64u, 72u, 128u}) {
     Rows rows = Gaussian(&random, 300, dim);
@@ -317,7 +326,7 @@ TEST(BlockTest, KeysWithALargeBiasSurviveFourBits) {
   }
 }
 
-TEST(BlockTest, ProfileIsMeanAndRootOfTheLargestDistance) {
+TEST_P(BlockTest, ProfileIsMeanAndRootOfTheLargestDistance) {
   Rows rows(6, 8);
   for (size_t t = 0; t < 6; ++t) {
     for (size_t c = 0; c < 8; ++c) {
@@ -339,7 +348,7 @@ TEST(BlockTest, ProfileIsMeanAndRootOfTheLargestDistance) {
 }
 
 // What the fused kernel does: the transformed query times the codes. Differences between scores are those of the keys.
-TEST(BlockTest, TransformedQueriesKeepScoreDifferences) {
+TEST_P(BlockTest, TransformedQueriesKeepScoreDifferences) {
   std::mt19937 random(17);
   for (const size_t dim : kDims) {
     Rows rows = Gaussian(&random, 16, dim);
@@ -352,7 +361,7 @@ TEST(BlockTest, TransformedQueriesKeepScoreDifferences) {
     std::vector<float> query(dim);
     std::generate(query.begin(), query.end(), [&] { return normal(random); });
     std::vector<float> transformed = query;
-    BlockCodec(ScalarKernels(), Side::kKeys, dim, profile).TransformQuery(transformed.data());
+    BlockCodec(Tested(), Side::kKeys, dim, profile).TransformQuery(transformed.data());
     double length = 0;
     std::vector<double> packed_score(16), true_score(16);
     for (size_t t = 0; t < 16; ++t) {
@@ -375,10 +384,10 @@ TEST(BlockTest, TransformedQueriesKeepScoreDifferences) {
   }
 }
 
-TEST(BlockTest, MeasuredErrorsAreThoseOfTheRoundTrip) {
+TEST_P(BlockTest, MeasuredErrorsAreThoseOfTheRoundTrip) {
   std::mt19937 random(18);
   const Rows rows = Gaussian(&random, 20, 96);
-  const BlockCodec codec(ScalarKernels(), Side::kValues, 96, {});
+  const BlockCodec codec(Tested(), Side::kValues, 96, {});
   for (const Level level : {Level{2, 2}, Level{4, 4}, Level{8, 8}, kExactLevel}) {
     std::vector<float> errors(20, -1.0f);
     ASSERT_TRUE(codec.MeasureErrors(rows.view(), level.value_bits, errors.data()).ok());
@@ -394,7 +403,7 @@ TEST(BlockTest, MeasuredErrorsAreThoseOfTheRoundTrip) {
   }
 }
 
-TEST(BlockTest, NonFiniteRowsAreRefusedAndNamed) {
+TEST_P(BlockTest, NonFiniteRowsAreRefusedAndNamed) {
   std::mt19937 random(19);
   for (const Half bad : {kNan, kInfinity, static_cast<Half>(kInfinity | 0x8000), Half{0x7C01}}) {
     for (const Side side : {Side::kKeys, Side::kValues}) {
@@ -406,14 +415,14 @@ TEST(BlockTest, NonFiniteRowsAreRefusedAndNamed) {
         EXPECT_NE(status.message().find(std::string(SideName(side)) + " of token 17"), std::string::npos)
             << status.message();
         std::vector<float> errors(20);
-        const BlockCodec codec(ScalarKernels(), side, 64, {});
+        const BlockCodec codec(Tested(), side, 64, {});
         EXPECT_EQ(codec.MeasureErrors(rows.view(), level.key_bits, errors.data()).code(), StatusCode::kNonFinite);
       }
     }
   }
 }
 
-TEST(BlockTest, NonFiniteScalesAndExactRowsAreRefusedOnUnpack) {
+TEST_P(BlockTest, NonFiniteScalesAndExactRowsAreRefusedOnUnpack) {
   std::mt19937 random(20);
   const Rows rows = Gaussian(&random, 20, 64);
   const auto spoil = [&](Level level, size_t at, Half bad) {
@@ -437,7 +446,7 @@ TEST(BlockTest, NonFiniteScalesAndExactRowsAreRefusedOnUnpack) {
   for (const RowScale large : {RowScale{0x537F}, RowScale{0xD37F}}) EXPECT_TRUE(spoil({8, 8}, 18, large).ok());
 }
 
-TEST(BlockTest, PackingIsDeterministic) {
+TEST_P(BlockTest, PackingIsDeterministic) {
   std::mt19937 random(21);
   const Rows rows = Gaussian(&random, 50, 128);
   const BitPlan plan = RandomPlan(&random, 50);

@@ -502,6 +502,9 @@ void RestoreRow(const uint8_t* codes, int bits, RowScale scale, const RowSpace& 
     case 32: return RestoreBlocks<32>(codes, space.dim, zero_code, finish);
     case 64: return RestoreBlocks<64>(codes, space.dim, zero_code, finish);
     case 128: return RestoreBlocks<128>(codes, space.dim, zero_code, finish);
+    case 256:
+      if (bits < 8) return RestoreBlocks<256>(codes, space.dim, zero_code, finish);
+      break;
     default: break;
   }
   if (space.dim % 16 == 0) return RestoreByFloats(Wide(), codes, zero_code, step, space, row);
