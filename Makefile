@@ -1,5 +1,5 @@
 # Each target does its own set-up (tools/setup.sh). Build folders: build/<preset>.
-.PHONY: all demo test check asan ubsan tsan fuzz bench format tidy clean
+.PHONY: all demo test check neon asan ubsan tsan fuzz bench format tidy clean
 
 all:
 	@tools/build.sh release
@@ -13,6 +13,10 @@ test: all
 # What CI runs.
 check:
 	@tools/check.sh
+
+# The kernels for ARM, under an emulator.
+neon:
+	@tools/neon.sh
 
 asan ubsan tsan:
 	@tools/build.sh $@

@@ -23,7 +23,7 @@ sys.dont_write_bytecode = True
 import llama  # noqa: E402
 
 REAL = ("bash", "dirname", "sed", "sort", "grep", "mktemp", "rm", "touch")
-HEADER_PACKAGES = ("libbenchmark-dev libcli11-dev libfmt-dev libgtest-dev libsodium-dev libxxhash-dev "
+HEADER_PACKAGES = ("libbenchmark-dev libcli11-dev libfmt-dev libgtest-dev libhwy-dev libsodium-dev libxxhash-dev "
                    "nlohmann-json3-dev")
 APT = "apt-get -o DPkg::Lock::Timeout=300 -qq"
 
@@ -280,6 +280,7 @@ class PackagesTest(SetupTestCase):
         for program in ("clang++-19", "clang-tidy-19", "clang-format-19"):
             self.stand_in(program)
         self.assertEqual(self.packages("build", "check").returncode, 0)
+        self.assert_fails(self.packages("build", "neon"), "recommends g++-aarch64-linux-gnu qemu-user\n")
 
     def test_pip_is_missing(self):
         self.stand_in("python3", "exit 1")
@@ -315,7 +316,7 @@ class PackagesTest(SetupTestCase):
     def test_unknown_group(self):
         run = self.packages("build", "all")
         self.assertEqual(run.returncode, 2)
-        self.assertEqual(run.stderr, "packages.sh: unknown group 'all': use build, check or fuzz\n")
+        self.assertEqual(run.stderr, "packages.sh: unknown group 'all': use build, check, neon or fuzz\n")
 
     def test_root_installs_what_is_missing(self):
         self.become_user(0)

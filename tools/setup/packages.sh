@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks that the programs and headers of the given groups are there: build (always), check, fuzz.
+# Checks that the programs and headers of the given groups are there: build (always), check, neon, fuzz.
 # What is missing is installed when root on Debian or Ubuntu; otherwise the command to run is printed.
 set -euo pipefail
 
@@ -48,13 +48,17 @@ collect() {
           missing+=(python3-pip)
         fi
         need_headers nlohmann/json.hpp=nlohmann-json3-dev CLI/CLI.hpp=libcli11-dev fmt/format.h=libfmt-dev \
-          sodium.h=libsodium-dev xxhash.h=libxxhash-dev gtest/gtest.h=libgtest-dev \
+          hwy/highway.h=libhwy-dev sodium.h=libsodium-dev xxhash.h=libxxhash-dev gtest/gtest.h=libgtest-dev \
           benchmark/benchmark.h=libbenchmark-dev
         ;;
       check)
         need_program clang-19 clang++-19
         need_program clang-tidy-19 clang-tidy-19
         need_program clang-format-19 clang-format-19
+        ;;
+      neon)
+        need_program g++-aarch64-linux-gnu aarch64-linux-gnu-g++
+        need_program qemu-user qemu-aarch64
         ;;
       fuzz)
         need_program clang-19 clang++-19
@@ -63,7 +67,7 @@ collect() {
         fi
         ;;
       *)
-        echo "packages.sh: unknown group '$group': use build, check or fuzz" >&2
+        echo "packages.sh: unknown group '$group': use build, check, neon or fuzz" >&2
         exit 2
         ;;
     esac
