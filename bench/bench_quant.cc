@@ -1,27 +1,51 @@
-// The row kernels, and whole cards: 1,024 tokens of 24 layers with 2 KV heads of 64 (the shape of a 0.5B model).
-// Time of a row benchmark is per row; items are rows or tokens, bytes are those of the FP16 rows.
+// Row kernels and blocks on every set of kernels that this CPU has, and whole cards on the fastest.
+//
+// Times of rows and blocks are per row; bytes are those of the FP16 rows. "of_memcpy" compares them with the bytes that
+// as many threads copy in the same run, in buffers beyond all caches.
 #include <benchmark/benchmark.h>
 
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <map>
 #include <random>
+#include <string>
+#include <thread>
 #include <vector>
 
 #include "card/card.h"
 #include "card/card_test_util.h"
+#include "quant/block.h"
 #include "quant/kernels.h"
 
 namespace qkvshare {
 namespace {
 
-constexpr size_t kRows = 64;  // stay in the first-level cache
+constexpr size_t kBeyondCaches = size_t{256} << 20;  // bytes
+constexpr size_t kDims[] = {64, 128};
+constexpr int kCodeBits[] = {2, 4, 8};
 
-const Kernels& Selected() { return **SelectKernels(); }
-
-std::vector<float> GaussianRows(size_t dim) {
-  std::mt19937 random(1);
-  std::normal_distribution<float> normal(0, 1);
-  std::vector<float> rows(kRows * dim);
-  for (float& x : rows) x = normal(random);
-  return rows;
+// Bytes a second that `threads` copies write. Measured once.
+double CopyBandwidth(int threads) {
+  static std::map<int, double> measured;
+  double& bandwidth = measured[threads];
+  if (bandwidth > 0) return bandwidth;
+  const auto count = static_cast<size_t>(threads);
+  std::vector<std::vector<uint8_t>> from(count, std::vector<uint8_t>(kBeyondCaches, 1));
+  std::vector<std::vector<uint8_t>> to(count, std::vector<uint8_t>(kBeyondCaches, 2));
+  for (int repeat = 0; repeat < 5; ++repeat) {
+    const auto start = std::chrono::steady_clock::now();
+    std::vector<std::thread> copies;
+    for (size_t i = 0; i < count; ++i) {
+      copies.emplace_back([&, i] { std::memcpy(to[i].data(), from[i].data(), kBeyondCaches); });
+    }
+    for (std::thread& copy : copies) copy.join();
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    bandwidth = std::max(bandwidth, static_cast<double>(count * kBeyondCaches) / seconds.count());
+  }
+  return bandwidth;
 }
 
 void Count(benchmark::State& state, size_t items, size_t item_bytes) {
@@ -30,46 +54,167 @@ void Count(benchmark::State& state, size_t items, size_t item_bytes) {
   state.SetBytesProcessed(total * static_cast<int64_t>(item_bytes));
 }
 
-void BM_Rotate(benchmark::State& state) {
-  const auto dim = static_cast<size_t>(state.range(0));
-  std::vector<float> rows = GaussianRows(dim);
+std::vector<Half> GaussianRows(size_t values) {
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal(0, 1);
+  std::vector<Half> rows(values);
+  for (Half& x : rows) x = FloatToHalf(normal(random));
+  return rows;
+}
+
+ChannelProfile Profile(size_t dim) {
+  return {std::vector<Half>(dim, FloatToHalf(0.5f)), std::vector<Half>(dim, FloatToHalf(2.0f))};
+}
+
+// ---- Rows, which stay in the first-level cache ----
+
+void QuantizeRow(benchmark::State& state, const Kernels& kernels, size_t dim, int bits) {
+  constexpr size_t kRows = 64;
+  const std::vector<Half> halves = GaussianRows(kRows * dim);
+  std::vector<float> rows(halves.size());
+  std::transform(halves.begin(), halves.end(), rows.begin(), HalfToFloat);
+  std::vector<uint8_t> codes(dim);
+  RowScale scale = 0;
   size_t row = 0;
   for ([[maybe_unused]] auto _ : state) {
-    Selected().rotate(&rows[row++ % kRows * dim], dim, RotationBlock(dim));
+    benchmark::DoNotOptimize(kernels.quantize_row(&rows[row++ % kRows * dim], dim, bits, codes.data(), &scale));
     benchmark::ClobberMemory();
   }
   Count(state, 1, dim * sizeof(Half));
 }
-BENCHMARK(BM_Rotate)->ArgName("dim")->Arg(64)->Arg(128);
 
-void BM_QuantizeRow(benchmark::State& state) {
-  const auto dim = static_cast<size_t>(state.range(0));
-  const auto bits = static_cast<int>(state.range(1));
-  const std::vector<float> rows = GaussianRows(dim);
-  std::vector<uint8_t> codes(dim);
-  Half scale = 0;
-  size_t row = 0;
+void TransformRow(benchmark::State& state, const Kernels& kernels, size_t dim) {
+  const std::vector<Half> row = GaussianRows(dim);
+  alignas(64) std::array<float, kMaxHeadDim> x;
+  const RowSpace space = {dim, RotationBlock(dim), nullptr, nullptr, nullptr};
   for ([[maybe_unused]] auto _ : state) {
-    benchmark::DoNotOptimize(Selected().quantize_row(&rows[row++ % kRows * dim], dim, bits, codes.data(), &scale));
+    benchmark::DoNotOptimize(kernels.transform_row(row.data(), space, x.data()));
     benchmark::ClobberMemory();
   }
   Count(state, 1, dim * sizeof(Half));
 }
-BENCHMARK(BM_QuantizeRow)->ArgNames({"dim", "bits"})->ArgsProduct({{64, 128}, {4, 8}});
 
-void BM_DequantizeRow(benchmark::State& state) {
-  const auto dim = static_cast<size_t>(state.range(0));
-  const auto bits = static_cast<int>(state.range(1));
-  std::vector<uint8_t> codes(dim);
-  for (size_t i = 0; i < dim; ++i) codes[i] = static_cast<uint8_t>(i % (1u << bits));
-  std::vector<float> x(dim);
+void RestoreRow(benchmark::State& state, const Kernels& kernels, size_t dim) {
+  const std::vector<uint8_t> codes(dim, 7);
+  std::vector<Half> row(dim);
+  const RowSpace space = {dim, RotationBlock(dim), nullptr, nullptr, nullptr};
   for ([[maybe_unused]] auto _ : state) {
-    Selected().dequantize_row(codes.data(), dim, bits, 0x3C00, x.data());
+    kernels.restore_row(codes.data(), 4, MakeScale(0.25f, CodeGrid::kMidRise), space, row.data());
     benchmark::ClobberMemory();
   }
   Count(state, 1, dim * sizeof(Half));
 }
-BENCHMARK(BM_DequantizeRow)->ArgNames({"dim", "bits"})->ArgsProduct({{64, 128}, {4, 8}});
+
+// ---- Blocks: 8,192 tokens of one of two heads. Packed ones fit the caches, the rows do not ----
+
+struct Block {
+  static constexpr size_t kTokens = 8192;
+  static constexpr size_t kHeads = 2;
+
+  BlockCodec codec;
+  TokenOrder order;
+  BlockLayout layout;
+  size_t stride;
+  std::vector<Half> rows;  // of as many layers as fit
+
+  Block(const Kernels& kernels, Side side, size_t dim, int bits)
+      : codec(kernels, side, dim, side == Side::kKeys ? Profile(dim) : ChannelProfile()),
+        order(OrderTokens(UniformPlan(kTokens, {static_cast<uint8_t>(bits), static_cast<uint8_t>(bits)}, 0))),
+        layout(BlockLayout::Make(dim, std::array{bits}, order.level_size)),
+        stride(kHeads * dim),
+        rows(kBeyondCaches / sizeof(Half), FloatToHalf(1.0f)) {}
+
+  size_t layers() const { return rows.size() / (kTokens * stride); }
+  Half* layer(size_t i) { return &rows[i % layers() * kTokens * stride]; }
+};
+
+void CountRows(benchmark::State& state, size_t dim) {
+  Count(state, Block::kTokens, dim * sizeof(Half));
+  const auto bytes = static_cast<double>(state.iterations()) * static_cast<double>(Block::kTokens * dim * sizeof(Half));
+  state.counters["of_memcpy"] = benchmark::Counter(bytes / CopyBandwidth(state.threads()), benchmark::Counter::kIsRate);
+}
+
+void PackBlock(benchmark::State& state, const Kernels& kernels, Side side, size_t dim, int bits) {
+  Block block(kernels, side, dim, bits);
+  const std::vector<Half> random = GaussianRows(Block::kTokens * block.stride);
+  for (size_t i = 0; i < block.layers(); ++i) std::copy(random.begin(), random.end(), block.layer(i));
+  std::vector<uint8_t> packed(block.layout.bytes);
+  size_t layer = 0;
+  for ([[maybe_unused]] auto _ : state) {
+    const HeadRows rows = {block.layer(layer++), block.stride, Block::kTokens, dim};
+    if (!block.codec.Pack(rows, block.order, block.layout, packed.data()).ok()) state.SkipWithError("pack failed");
+    benchmark::ClobberMemory();
+  }
+  CountRows(state, dim);
+}
+
+void UnpackBlock(benchmark::State& state, const Kernels& kernels, Side side, size_t dim, int bits) {
+  Block block(kernels, side, dim, bits);
+  const std::vector<Half> random = GaussianRows(Block::kTokens * dim);
+  std::vector<uint8_t> packed(block.layout.bytes);
+  if (!block.codec.Pack({random.data(), dim, Block::kTokens, dim}, block.order, block.layout, packed.data()).ok()) {
+    state.SkipWithError("pack failed");
+  }
+  size_t turn = 0;
+  for ([[maybe_unused]] auto _ : state) {
+    // Head after head of a layer, as a card is unpacked.
+    Half* out = block.layer(turn / Block::kHeads) + turn % Block::kHeads * dim;
+    ++turn;
+    if (!block.codec.Unpack(packed.data(), block.order, block.layout, Block::kTokens, out, block.stride).ok()) {
+      state.SkipWithError("unpack failed");
+    }
+    benchmark::ClobberMemory();
+  }
+  CountRows(state, dim);
+}
+
+void Memcpy(benchmark::State& state) {
+  const auto threads = static_cast<int>(state.range(0));
+  const double bytes = static_cast<double>(threads) * static_cast<double>(kBeyondCaches);
+  for ([[maybe_unused]] auto _ : state) state.SetIterationTime(bytes / CopyBandwidth(threads));
+  state.SetBytesProcessed(state.iterations() * static_cast<int64_t>(bytes));
+}
+
+void RegisterRows(const Kernels& kernels, size_t dim) {
+  const std::string suffix = "/dim:" + std::to_string(dim) + "/" + kernels.name;
+  benchmark::RegisterBenchmark(("TransformRow" + suffix).c_str(), TransformRow, std::cref(kernels), dim);
+  for (const int bits : kCodeBits) {
+    const std::string name = "QuantizeRow/bits:" + std::to_string(bits) + suffix;
+    benchmark::RegisterBenchmark(name.c_str(), QuantizeRow, std::cref(kernels), dim, bits);
+  }
+  benchmark::RegisterBenchmark(("RestoreRow" + suffix).c_str(), RestoreRow, std::cref(kernels), dim);
+}
+
+void RegisterBlocks(const Kernels& kernels, size_t dim, int threads) {
+  for (const Side side : {Side::kKeys, Side::kValues}) {
+    for (const int bits : kCodeBits) {
+      const std::string suffix = std::string("/") + SideName(side) + "/bits:" + std::to_string(bits) +
+                                 "/dim:" + std::to_string(dim) + "/" + kernels.name;
+      const std::array blocks = {
+          benchmark::RegisterBenchmark(("PackBlock" + suffix).c_str(), PackBlock, std::cref(kernels), side, dim, bits),
+          benchmark::RegisterBenchmark(("UnpackBlock" + suffix).c_str(), UnpackBlock, std::cref(kernels), side, dim,
+                                       bits)};
+      for (benchmark::internal::Benchmark* block : blocks) {
+        block->Threads(threads)->UseRealTime()->Setup(
+            [](const benchmark::State& state) { CopyBandwidth(state.threads()); });
+      }
+    }
+  }
+}
+
+bool RegisterAll() {
+  benchmark::RegisterBenchmark("Memcpy", Memcpy)->ArgName("threads")->Arg(1)->Arg(2)->UseManualTime()->Iterations(1);
+  for (const size_t dim : kDims) {
+    for (const Kernels* kernels : AvailableKernels()) RegisterRows(*kernels, dim);
+    for (const int threads : {1, 2}) {
+      for (const Kernels* kernels : AvailableKernels()) RegisterBlocks(*kernels, dim, threads);
+    }
+  }
+  return true;
+}
+[[maybe_unused]] const bool kRegistered = RegisterAll();
+
+// ---- Cards: 1,024 tokens of 24 layers with 2 KV heads of 64, the shape of a 0.5B model ----
 
 constexpr size_t kTokens = 1024;
 
@@ -90,7 +235,10 @@ void BM_PackCard(benchmark::State& state) {
   Count(state, kTokens, kv.bytes() / kTokens);
   state.SetLabel(LevelName(LevelOf(state)) + ", 1 thread");
 }
-BENCHMARK(BM_PackCard)->ArgName("level")->DenseRange(0, 3)->Unit(benchmark::kMillisecond);
+BENCHMARK(BM_PackCard)
+    ->ArgName("level")
+    ->DenseRange(0, static_cast<int>(kLevels.size()) - 1)
+    ->Unit(benchmark::kMillisecond);
 
 void BM_MeasureKeyProfiles(benchmark::State& state) {
   const KvView kv = CardRows().view();
@@ -111,7 +259,8 @@ void BM_UnpackCard(benchmark::State& state) {
   for ([[maybe_unused]] auto _ : state) {
     for (size_t layer = 0; layer < card->layers(); ++layer) {
       for (const Side side : {Side::kKeys, Side::kValues}) {
-        if (!card->Unpack(Selected(), layer, side, kTokens, out.data()).ok()) state.SkipWithError("unpack failed");
+        if (!card->Unpack(**SelectKernels(), layer, side, kTokens, out.data()).ok())
+          state.SkipWithError("unpack failed");
         benchmark::ClobberMemory();
       }
     }
@@ -119,7 +268,10 @@ void BM_UnpackCard(benchmark::State& state) {
   Count(state, kTokens, card->fp16_bytes() / kTokens);
   state.SetLabel(LevelName(LevelOf(state)) + ", 1 thread");
 }
-BENCHMARK(BM_UnpackCard)->ArgName("level")->DenseRange(0, 3)->Unit(benchmark::kMillisecond);
+BENCHMARK(BM_UnpackCard)
+    ->ArgName("level")
+    ->DenseRange(0, static_cast<int>(kLevels.size()) - 1)
+    ->Unit(benchmark::kMillisecond);
 
 // Opening checks every byte's XXH3 checksum; verifying also every BLAKE2b digest. Bytes are the card's.
 void BM_OpenCard(benchmark::State& state) {
