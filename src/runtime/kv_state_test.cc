@@ -69,13 +69,14 @@ TEST(KvState, RowsOfEveryLayoutComeBack) {
   struct Case {
     CacheType keys, values;
     bool transposed;
-    float tolerance;  // half a step of the largest value / 127 or / 8, where rotated values are up to 3 times as large
+    float tolerance;  // half a step of the largest value / 127, where rotated ones are up to 3 times as large; a step
+                      // of 8 / 8 at the end
   };
   for (const Case& c : {Case{CacheType::kF16, CacheType::kF16, false, 0},
                         {CacheType::kF16, CacheType::kF16, true, 0},
                         {CacheType::kBF16, CacheType::kBF16, true, 0.1f},
                         {CacheType::kQ8_0, CacheType::kF16, true, 0.25f},
-                        {CacheType::kQ8_0, CacheType::kQ4_0, false, 0.75f}}) {
+                        {CacheType::kQ8_0, CacheType::kQ4_0, false, 1.01f}}) {
     for (const bool windowed : {false, true}) {
       const StateLayout layout = Layout(c.keys, c.values, c.transposed, windowed);
       const std::vector<uint8_t> bytes = Build(layout, Count(9));
