@@ -191,7 +191,6 @@ void GraphProbe::AddLayer(const ggml_tensor* q, const ggml_tensor* k, size_t val
 void GraphProbe::DescribeMask(const ggml_tensor* mask, float max_bias) {
   if (max_bias != 0) return Refuse("uses ALiBi");
   if (mask == nullptr || layers_.empty()) return Refuse("has no mask");
-  layers_.back().mask = std::bit_cast<uintptr_t>(mask);
   layers_.back().visible_cells = VisibleCells(mask);
 }
 

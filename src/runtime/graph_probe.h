@@ -26,8 +26,6 @@ class GraphProbe {
     LayerShape shape;
     // Values that are rotated together on their way into the cache (see RowFormat); 0: none.
     uint32_t key_rotation = 0, value_rotation = 0;
-    // Layers that share a mask have the same number.
-    uint64_t mask = 0;
     // Of the first cells: bit i tells whether the last query sees cell i.
     uint32_t visible_cells = 0;
   };

@@ -234,6 +234,34 @@ Status EncodeLayer(const StateLayout& layout, size_t layer, Side side, size_t to
   return {};
 }
 
+Status RepeatPart(ByteSpan bytes, std::span<const int32_t> positions, ByteReader* reader, ByteWriter* out) {
+  uint32_t streams = 0, cells = 0, transposed = 0, layers = 0;
+  Cell cell{};
+  if (!reader->Get(&streams) || !reader->Get(&cells) || !reader->Get(&cell) || !reader->Get(&transposed) ||
+      !reader->Get(&layers) || streams != 1 || cells != 1) {
+    return Unexpected("no part of one token");
+  }
+  out->Put(streams);
+  out->Put(static_cast<uint32_t>(positions.size()));
+  for (const int32_t position : positions) out->Put(Cell{position, 1, 0});
+  out->Put(transposed);
+  out->Put(layers);
+  for (uint64_t i = 0; i < uint64_t{2} * layers; ++i) {
+    RowsHead head;
+    if (!reader->Get(&head.type) || !reader->Get(&head.row_bytes)) return Unexpected("too short");
+    out->Put(head.type);
+    out->Put(head.row_bytes);
+    const bool in_runs = transposed != 0 && i >= layers;
+    const uint64_t run_bytes = in_runs ? head.row_bytes & 0xFFFFFFFF : head.row_bytes;
+    for (uint64_t run = 0; run < (in_runs ? head.row_bytes >> 32 : 1); ++run) {
+      const size_t at = reader->offset();
+      if (!reader->Skip(run_bytes)) return Unexpected("too short");
+      for (size_t t = 0; t < positions.size(); ++t) out->PutBytes(bytes.data() + at, run_bytes);
+    }
+  }
+  return {};
+}
+
 // A row of one part of one of several states.
 struct Source {
   int32_t position;
@@ -300,6 +328,17 @@ Result<StateLayout> LearnStateLayout(ByteSpan one_token_state, const std::vector
   }
   layout.magic = magic;
   return layout;
+}
+
+Result<std::vector<uint8_t>> RepeatToken(ByteSpan one_token_state, std::span<const int32_t> positions) {
+  std::vector<uint8_t> repeated;
+  ByteWriter writer(&repeated);
+  ByteReader reader(one_token_state);
+  uint64_t magic_and_sequence = 0;
+  if (!reader.Get(&magic_and_sequence)) return Unexpected("too short");
+  writer.Put(magic_and_sequence);
+  while (reader.remaining() > 0) QKV_RETURN_IF_ERROR(RepeatPart(one_token_state, positions, &reader, &writer));
+  return repeated;
 }
 
 Result<std::vector<uint8_t>> CompleteState(std::vector<std::vector<uint8_t>> states, const StateLayout& layout) {

@@ -43,6 +43,10 @@ struct StateLayout {
 Result<StateLayout> LearnStateLayout(ByteSpan one_token_state, const std::vector<LayerShape>& shapes,
                                      const std::vector<LayerFormat>& formats = {}, bool transposed_values = false);
 
+// The one token at several positions: a state to see in what attention looks at, before it is known which layers have a
+// window. kUnsupported where the bytes are no state of one token.
+Result<std::vector<uint8_t>> RepeatToken(ByteSpan one_token_state, std::span<const int32_t> positions);
+
 // One whole state of what llama.cpp saved in pieces: its rows come in the order of their cells, and of layers with a
 // window it leaves out those that have left it. states: the sequence's own, then states of the part with a window
 // alone, with the rows that are missing. kUnsupported where they do not have each position once in each part.

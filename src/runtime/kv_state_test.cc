@@ -108,6 +108,27 @@ TEST(KvState, WhatAStateIsLikeIsLearnedFromOneToken) {
   EXPECT_TRUE(refused(Layout(CacheType::kQ8_0, CacheType::kBF16, false)));
 }
 
+TEST(KvState, ATokenIsRepeatedInEveryPart) {
+  for (const bool transposed : {false, true}) {
+    const StateLayout layout = Layout(CacheType::kQ8_0, CacheType::kBF16, transposed);
+    const std::vector<uint8_t> one = Build(layout, {0});
+    const std::vector<int32_t> positions = {0, 1, 7};
+    const Result<std::vector<uint8_t>> bytes = RepeatToken(one, positions);
+    ASSERT_TRUE(bytes) << bytes.status().message();
+    const Result<KvState> state = KvState::Parse(*bytes, layout), source = KvState::Parse(one, layout);
+    ASSERT_TRUE(state && source) << state.status().message();
+    EXPECT_EQ(state->positions(), positions);
+    for (size_t layer = 0; layer < layout.shapes.size(); ++layer) {
+      const size_t values = layout.shapes[layer].row_values(Side::kValues);
+      for (size_t i = 0; i < 3 * values; ++i)
+        ASSERT_EQ(state->view().layers[layer].values[i], source->view().layers[layer].values[i % values]);
+    }
+    for (const size_t bytes_left : {size_t{0}, size_t{7}, size_t{20}, size_t{100}, one.size() - 1})
+      EXPECT_FALSE(RepeatToken(ByteSpan(one).first(bytes_left), positions)) << bytes_left;
+    EXPECT_EQ(RepeatToken(Build(layout, {0, 1}), positions).status().code(), StatusCode::kUnsupported);
+  }
+}
+
 // The layout of the layers with a window alone, as their part of a state is.
 std::vector<uint8_t> WindowPart(const StateLayout& layout, const std::vector<int32_t>& positions) {
   StateLayout others = layout;

@@ -133,8 +133,7 @@ class Session {
   Status MakeContext();
   Status Probe();
   Result<GraphProbe::Description> DescribeNext();
-  Result<StateLayout> LearnLayout(const std::vector<GraphProbe::Layer>& layers) const;
-  Status FindWindows(StateLayout* layout);
+  Status FindWindows(ByteSpan one_token_state, std::vector<LayerFormat>* formats);
   Result<std::vector<uint8_t>> SaveRaw(int sequence, uint32_t flags) const;
   Status CheckSequence(int sequence) const;
   Status CheckTokens(std::span<const int32_t> tokens) const;

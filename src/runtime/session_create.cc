@@ -118,8 +118,15 @@ Status Session::MakeContext() {
 Status Session::Probe() {
   QKV_ASSIGN_OR_RETURN(const GraphProbe::Description description, DescribeNext());
   QKV_RETURN_IF_ERROR(CheckShapes(description.layers));
-  QKV_ASSIGN_OR_RETURN(layout_, LearnLayout(description.layers));
-  if (layout_.window() > 0) QKV_RETURN_IF_ERROR(FindWindows(&layout_));
+  QKV_ASSIGN_OR_RETURN(const std::vector<uint8_t> state, SaveRaw(0, 0));
+  std::vector<LayerShape> shapes;
+  std::vector<LayerFormat> formats;
+  for (const GraphProbe::Layer& layer : description.layers) {
+    shapes.push_back(layer.shape);
+    formats.push_back({{options_.cache_type_k, layer.key_rotation}, {options_.cache_type_v, layer.value_rotation}});
+  }
+  if (ids_.windowed) QKV_RETURN_IF_ERROR(FindWindows(state, &formats));
+  QKV_ASSIGN_OR_RETURN(layout_, LearnStateLayout(state, shapes, formats, !options_.flash_attention));
   identity_ = {model_.fingerprint(), description.rope, description.first_rope};
   Clear();
   return {};
@@ -134,57 +141,26 @@ Result<GraphProbe::Description> Session::DescribeNext() {
   return probe_.FinishDescribing();
 }
 
-// Of the one token that there is. Which layers have a window is only guessed: layers that share a mask are alike, and
-// the state tells whether a guess has the right layers in each part. FindWindows knows.
-Result<StateLayout> Session::LearnLayout(const std::vector<GraphProbe::Layer>& layers) const {
-  QKV_ASSIGN_OR_RETURN(const std::vector<uint8_t> state, SaveRaw(0, 0));
-  const auto window = static_cast<uint32_t>(std::max(llama_model_n_swa(model_.handle()), 0));
-  std::vector<LayerShape> shapes;
-  std::vector<LayerFormat> formats;
-  for (const GraphProbe::Layer& layer : layers) {
-    shapes.push_back(layer.shape);
-    formats.push_back({{options_.cache_type_k, layer.key_rotation}, {options_.cache_type_v, layer.value_rotation}});
-  }
-  const auto learn = [&](const auto& has_window) {
-    for (size_t i = 0; i < layers.size(); ++i) formats[i].window = has_window(layers[i]) ? window : 0;
-    return LearnStateLayout(state, shapes, formats, !options_.flash_attention);
-  };
-  Result<StateLayout> layout = learn([](const auto&) { return false; });
-  if (window == 0) return layout;
-  const uint64_t first = layers.front().mask;
-  if (!layout) layout = learn([&](const auto& layer) { return layer.mask == first; });
-  if (!layout) layout = learn([&](const auto& layer) { return layer.mask != first; });
-  if (!layout) layout = learn([](const auto&) { return true; });
-  return layout;
-}
-
 // Looks at what a token sees that is just one window after the first: with a sliding window all but that one.
-Status Session::FindWindows(StateLayout* layout) {
-  const uint32_t window = layout->window();
+Status Session::FindWindows(ByteSpan one_token_state, std::vector<LayerFormat>* formats) {
+  const auto window = static_cast<uint32_t>(llama_model_n_swa(model_.handle()));
   std::vector<int32_t> positions = {0, 1, static_cast<int32_t>(window) - 1};
   if (window < 3) positions.resize(window);
-  const auto no_rows = [](size_t, Side, Half*) { return Status(); };
-  QKV_ASSIGN_OR_RETURN(const std::vector<uint8_t> state, BuildState(*layout, positions, 1, no_rows));
+  QKV_ASSIGN_OR_RETURN(const std::vector<uint8_t> state, RepeatToken(one_token_state, positions));
   Clear();
   const size_t read = llama_state_seq_set_data(context_, state.data(), state.size(), 0);
-  if (read != state.size()) return {StatusCode::kInternal, "llama.cpp refused a state" + LlamaErrorSuffix()};
+  if (read != state.size()) return {StatusCode::kUnsupported, "llama.cpp refused a state" + LlamaErrorSuffix()};
   tokens_[0].resize(window);
   QKV_ASSIGN_OR_RETURN(const GraphProbe::Description description, DescribeNext());
   const uint32_t all = (1u << (positions.size() + 1)) - 1;
-  for (size_t layer = 0; layer < layout->formats.size(); ++layer) {
+  for (size_t layer = 0; layer < formats->size(); ++layer) {
     const uint32_t visible = description.layers[layer].visible_cells & all;
     if (visible != all && visible != (all & ~1u)) {
       return {StatusCode::kUnsupported,
               fmt::format("layer {} attends to something else than a sliding window of {} tokens", layer, window)};
     }
-    layout->formats[layer].window = visible == all ? 0 : window;
+    (*formats)[layer].window = visible == all ? 0 : window;
   }
-  // With the layers in the parts where they are.
-  Clear();
-  QKV_RETURN_IF_ERROR(DescribeNext().status());
-  QKV_ASSIGN_OR_RETURN(const std::vector<uint8_t> one_token, SaveRaw(0, 0));
-  QKV_ASSIGN_OR_RETURN(*layout, LearnStateLayout(one_token, std::vector<LayerShape>(layout->shapes),
-                                                 std::vector<LayerFormat>(layout->formats), layout->transposed_values));
   return {};
 }
 
