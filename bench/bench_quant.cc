@@ -1,4 +1,5 @@
-// Row kernels and blocks on every set of kernels that this CPU has, and whole cards on the fastest.
+// Row kernels and blocks on every set of kernels that this CPU has (set:0 is the fastest, names are in the last
+// column), and whole cards on the fastest.
 //
 // Times of rows and blocks are per row; bytes are those of the FP16 rows. "of_memcpy" compares them with the bytes that
 // as many threads copy in the same run, in buffers beyond all caches.
@@ -8,8 +9,8 @@
 #include <array>
 #include <chrono>
 #include <cstring>
-#include <functional>
 #include <map>
+#include <numeric>
 #include <random>
 #include <string>
 #include <thread>
@@ -24,8 +25,6 @@ namespace qkvshare {
 namespace {
 
 constexpr size_t kBeyondCaches = size_t{256} << 20;  // bytes
-constexpr size_t kDims[] = {64, 128};
-constexpr int kCodeBits[] = {2, 4, 8};
 
 // Bytes a second that `threads` copies write. Measured once.
 double CopyBandwidth(int threads) {
@@ -68,7 +67,19 @@ ChannelProfile Profile(size_t dim) {
 
 // ---- Rows, which stay in the first-level cache ----
 
-void QuantizeRow(benchmark::State& state, const Kernels& kernels, size_t dim, int bits) {
+// Arguments of a benchmark of rows: set, head size, bits.
+const Kernels& SetOf(benchmark::State& state) {
+  const Kernels& kernels = *AvailableKernels()[static_cast<size_t>(state.range(0))];
+  state.SetLabel(kernels.name);
+  return kernels;
+}
+size_t DimOf(const benchmark::State& state) { return static_cast<size_t>(state.range(1)); }
+int BitsOf(const benchmark::State& state) { return static_cast<int>(state.range(2)); }
+
+void BM_QuantizeRow(benchmark::State& state) {
+  const Kernels& kernels = SetOf(state);
+  const size_t dim = DimOf(state);
+  const int bits = BitsOf(state);
   constexpr size_t kRows = 64;
   const std::vector<Half> halves = GaussianRows(kRows * dim);
   std::vector<float> rows(halves.size());
@@ -83,7 +94,9 @@ void QuantizeRow(benchmark::State& state, const Kernels& kernels, size_t dim, in
   Count(state, 1, dim * sizeof(Half));
 }
 
-void TransformRow(benchmark::State& state, const Kernels& kernels, size_t dim) {
+void BM_TransformRow(benchmark::State& state) {
+  const Kernels& kernels = SetOf(state);
+  const size_t dim = DimOf(state);
   const std::vector<Half> row = GaussianRows(dim);
   alignas(64) std::array<float, kMaxHeadDim> x;
   const RowSpace space = {dim, RotationBlock(dim), nullptr, nullptr, nullptr};
@@ -94,18 +107,32 @@ void TransformRow(benchmark::State& state, const Kernels& kernels, size_t dim) {
   Count(state, 1, dim * sizeof(Half));
 }
 
-void RestoreRow(benchmark::State& state, const Kernels& kernels, size_t dim) {
-  const std::vector<uint8_t> codes(dim, 7);
+void BM_RestoreRow(benchmark::State& state) {
+  const Kernels& kernels = SetOf(state);
+  const size_t dim = DimOf(state);
+  const int bits = BitsOf(state);
+  const std::vector<uint8_t> codes(dim, 3);
   std::vector<Half> row(dim);
   const RowSpace space = {dim, RotationBlock(dim), nullptr, nullptr, nullptr};
   for ([[maybe_unused]] auto _ : state) {
-    kernels.restore_row(codes.data(), 4, MakeScale(0.25f, CodeGrid::kMidRise), space, row.data());
+    kernels.restore_row(codes.data(), bits, MakeScale(0.25f, CodeGrid::kMidRise), space, row.data());
     benchmark::ClobberMemory();
   }
   Count(state, 1, dim * sizeof(Half));
 }
 
+std::vector<int64_t> Sets() {
+  std::vector<int64_t> sets(AvailableKernels().size());
+  std::iota(sets.begin(), sets.end(), 0);
+  return sets;
+}
+BENCHMARK(BM_TransformRow)->ArgNames({"set", "dim"})->ArgsProduct({Sets(), {64, 128}});
+BENCHMARK(BM_QuantizeRow)->ArgNames({"set", "dim", "bits"})->ArgsProduct({Sets(), {64, 128}, {2, 4, 8}});
+BENCHMARK(BM_RestoreRow)->ArgNames({"set", "dim", "bits"})->ArgsProduct({Sets(), {64, 128}, {2, 4, 8}});
+
 // ---- Blocks: 8,192 tokens of one of two heads. Packed ones fit the caches, the rows do not ----
+
+Side SideOf(const benchmark::State& state) { return state.range(3) == 0 ? Side::kKeys : Side::kValues; }
 
 struct Block {
   static constexpr size_t kTokens = 8192;
@@ -117,6 +144,7 @@ struct Block {
   size_t stride;
   std::vector<Half> rows;  // of as many layers as fit
 
+  explicit Block(benchmark::State& state) : Block(SetOf(state), SideOf(state), DimOf(state), BitsOf(state)) {}
   Block(const Kernels& kernels, Side side, size_t dim, int bits)
       : codec(kernels, side, dim, side == Side::kKeys ? Profile(dim) : ChannelProfile()),
         order(OrderTokens(UniformPlan(kTokens, {static_cast<uint8_t>(bits), static_cast<uint8_t>(bits)}, 0))),
@@ -134,8 +162,9 @@ void CountRows(benchmark::State& state, size_t dim) {
   state.counters["of_memcpy"] = benchmark::Counter(bytes / CopyBandwidth(state.threads()), benchmark::Counter::kIsRate);
 }
 
-void PackBlock(benchmark::State& state, const Kernels& kernels, Side side, size_t dim, int bits) {
-  Block block(kernels, side, dim, bits);
+void BM_PackBlock(benchmark::State& state) {
+  const size_t dim = DimOf(state);
+  Block block(state);
   const std::vector<Half> random = GaussianRows(Block::kTokens * block.stride);
   for (size_t i = 0; i < block.layers(); ++i) std::copy(random.begin(), random.end(), block.layer(i));
   std::vector<uint8_t> packed(block.layout.bytes);
@@ -148,8 +177,9 @@ void PackBlock(benchmark::State& state, const Kernels& kernels, Side side, size_
   CountRows(state, dim);
 }
 
-void UnpackBlock(benchmark::State& state, const Kernels& kernels, Side side, size_t dim, int bits) {
-  Block block(kernels, side, dim, bits);
+void BM_UnpackBlock(benchmark::State& state) {
+  const size_t dim = DimOf(state);
+  Block block(state);
   const std::vector<Half> random = GaussianRows(Block::kTokens * dim);
   std::vector<uint8_t> packed(block.layout.bytes);
   if (!block.codec.Pack({random.data(), dim, Block::kTokens, dim}, block.order, block.layout, packed.data()).ok()) {
@@ -168,51 +198,23 @@ void UnpackBlock(benchmark::State& state, const Kernels& kernels, Side side, siz
   CountRows(state, dim);
 }
 
-void Memcpy(benchmark::State& state) {
+// Keys (0) have a profile, values (1) none.
+void AllBlocks(benchmark::internal::Benchmark* block) {
+  block->ArgNames({"set", "dim", "bits", "side"})->ArgsProduct({Sets(), {64, 128}, {2, 4, 8}, {0, 1}});
+  block->Threads(1)->Threads(2)->UseRealTime();
+  block->Setup([](const benchmark::State& state) { CopyBandwidth(state.threads()); });
+}
+BENCHMARK(BM_PackBlock)->Apply(AllBlocks);
+BENCHMARK(BM_UnpackBlock)->Apply(AllBlocks);
+
+void BM_Memcpy(benchmark::State& state) {
   const auto threads = static_cast<int>(state.range(0));
   const double bytes = static_cast<double>(threads) * static_cast<double>(kBeyondCaches);
   for ([[maybe_unused]] auto _ : state) state.SetIterationTime(bytes / CopyBandwidth(threads));
   state.SetBytesProcessed(state.iterations() * static_cast<int64_t>(bytes));
 }
 
-void RegisterRows(const Kernels& kernels, size_t dim) {
-  const std::string suffix = "/dim:" + std::to_string(dim) + "/" + kernels.name;
-  benchmark::RegisterBenchmark(("TransformRow" + suffix).c_str(), TransformRow, std::cref(kernels), dim);
-  for (const int bits : kCodeBits) {
-    const std::string name = "QuantizeRow/bits:" + std::to_string(bits) + suffix;
-    benchmark::RegisterBenchmark(name.c_str(), QuantizeRow, std::cref(kernels), dim, bits);
-  }
-  benchmark::RegisterBenchmark(("RestoreRow" + suffix).c_str(), RestoreRow, std::cref(kernels), dim);
-}
-
-void RegisterBlocks(const Kernels& kernels, size_t dim, int threads) {
-  for (const Side side : {Side::kKeys, Side::kValues}) {
-    for (const int bits : kCodeBits) {
-      const std::string suffix = std::string("/") + SideName(side) + "/bits:" + std::to_string(bits) +
-                                 "/dim:" + std::to_string(dim) + "/" + kernels.name;
-      const std::array blocks = {
-          benchmark::RegisterBenchmark(("PackBlock" + suffix).c_str(), PackBlock, std::cref(kernels), side, dim, bits),
-          benchmark::RegisterBenchmark(("UnpackBlock" + suffix).c_str(), UnpackBlock, std::cref(kernels), side, dim,
-                                       bits)};
-      for (benchmark::internal::Benchmark* block : blocks) {
-        block->Threads(threads)->UseRealTime()->Setup(
-            [](const benchmark::State& state) { CopyBandwidth(state.threads()); });
-      }
-    }
-  }
-}
-
-bool RegisterAll() {
-  benchmark::RegisterBenchmark("Memcpy", Memcpy)->ArgName("threads")->Arg(1)->Arg(2)->UseManualTime()->Iterations(1);
-  for (const size_t dim : kDims) {
-    for (const Kernels* kernels : AvailableKernels()) RegisterRows(*kernels, dim);
-    for (const int threads : {1, 2}) {
-      for (const Kernels* kernels : AvailableKernels()) RegisterBlocks(*kernels, dim, threads);
-    }
-  }
-  return true;
-}
-[[maybe_unused]] const bool kRegistered = RegisterAll();
+BENCHMARK(BM_Memcpy)->ArgName("threads")->Arg(1)->Arg(2)->UseManualTime()->Iterations(1);
 
 // ---- Cards: 1,024 tokens of 24 layers with 2 KV heads of 64, the shape of a 0.5B model ----
 
