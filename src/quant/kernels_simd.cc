@@ -406,8 +406,8 @@ struct Finish {
   }
 };
 
-// All steps but those between vectors further than one apart, for two vectors of int16: a pair takes the steps within
-// 128 bits by interleaving after each step, which after four steps has moved each value to where it was.
+// The step between two vectors of int16, and those within 128 bits: interleaved after each step, the next partners meet
+// in two vectors, and after four times each value is where it was.
 template <class D, class V>
 HWY_INLINE void RotatePair(D d, V* a, V* b) {
   for (int i = 0; i < 4; ++i) {
@@ -430,7 +430,7 @@ HWY_INLINE void RestoreBlock(const uint8_t* codes, float zero_code, const Finish
   V v[kN];
   for (size_t i = 0; i < kN; ++i) {
     v[i] = hn::PromoteTo(d, hn::LoadU(hn::Rebind<uint8_t, decltype(d)>(), codes + at + i * kLanes));
-    if constexpr (kLanes == 32) {
+    if constexpr (kLanes == 32) {  // the step between neighbouring 128 bits
       const V sum = hn::Add(v[i], hn::SwapAdjacentBlocks(v[i]));
       v[i] = hn::OddEvenBlocks(hn::Sub(hn::SwapAdjacentBlocks(v[i]), v[i]), sum);
     }
