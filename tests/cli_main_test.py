@@ -1,0 +1,31 @@
+#!/usr/bin/env python3
+"""Help, version and the list of models."""
+
+import re
+
+from cli_support import CliTest, folder, main, path, setUpModule
+
+
+class HelpTest(CliTest):
+    def test_every_command_has_an_example(self):
+        text = self.succeed("--help")
+        self.assertIn("130 interrupted", text)
+        commands = re.findall(r"^  (\w+) {2,}\S", text[text.upper().index("SUBCOMMANDS"):], re.MULTILINE)
+        self.assertEqual(set(commands), {"pack", "run", "info", "verify", "models", "eval"})
+        for command in commands:
+            example = rf"Example:\n(  .*\n)*  (.*\| )?qkvshare {command} "
+            self.assertRegex(self.succeed(command, "--help"), example, command)
+
+    def test_version(self):
+        self.assertRegex(self.succeed("--version"), r"\Aqkvshare \d+\.\d+\.\d+ \(llama\.cpp \S+\)\n\Z")
+
+    def test_models(self):
+        models = self.report("models", "list")
+        self.assertIn("smollm2-135m", [model["name"] for model in models])
+        self.assertFalse(any(model["present"] for model in models))  # the cache folder is the test's own
+        self.assertIn("Apache-2.0", self.succeed("models", "list"))
+        self.assertEqual(self.succeed("models", "path", path("a.gguf")), path("a.gguf") + "\n")
+
+
+if __name__ == "__main__":
+    main()
