@@ -27,7 +27,7 @@ LIBRARIES = {
     "qkv::sodium": re.compile(r"sodium(/|\.h$)"),
     "qkv::xxhash": re.compile(r"xxh(ash|3)\.h$"),
 }
-STANDARD = re.compile(r"[a-z_0-9]+$")
+STANDARD = re.compile(r"[a-z_0-9]+$|std(bool|def|int)\.h$")
 EVERYTHING = ("tests", "bench", "fuzz")  # folders that may include any module
 
 
@@ -93,11 +93,11 @@ def check_tree(root):
     errors = []
     for folder in ("include", "src", *EVERYTHING):
         for path in sorted((root / folder).rglob("*")):
-            if path.suffix not in (".h", ".cc"):
+            if path.suffix not in (".h", ".hpp", ".cc"):
                 continue
             text = path.read_text(encoding="utf-8")
             name = path.relative_to(root)
-            if path.suffix == ".h" and not re.search(r"^#pragma once$", text, re.MULTILINE):
+            if path.suffix != ".cc" and not re.search(r"^#pragma once$", text, re.MULTILINE):
                 errors.append(f"{name}:1: no #pragma once")
             for match in INCLUDE.finditer(text):
                 reason = check_include(root, path, match.group(1), match.group(2), graph)

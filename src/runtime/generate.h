@@ -45,4 +45,8 @@ struct Generation {
 // no error: what has been sampled is returned. kNonFinite where the model's logits are not numbers.
 Result<Generation> Generate(Session* session, const GenerateOptions& options, int sequence = 0);
 
+// Decodes what Generate left: the last token sampled, or the end token. Then the session holds all that was generated.
+// kOutOfRange, and nothing is changed, where the context is full.
+Status DecodeRest(const Generation& generation, Session* session);
+
 }  // namespace qkvshare

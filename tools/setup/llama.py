@@ -44,11 +44,14 @@ CMAKE_FLAGS = [
     "-DLLAMA_BUILD_SERVER=OFF", "-DLLAMA_BUILD_APP=OFF", "-DLLAMA_OPENSSL=OFF", "-DGGML_NATIVE=ON",
 ]
 TSAN = "-fsanitize=thread -g1"
+# No path of the build machine in what `make install` installs. {source}: the extracted sources.
+COMPILE_FLAGS = {variant: "-ffile-prefix-map={source}/=llama.cpp/" + more
+                 for variant, more in (("release", ""), ("tsan", f" {TSAN}"))}
 VARIANT_FLAGS = {
     "release": [],
     # OpenMP's own barriers are invisible to the thread sanitizer.
-    "tsan": ["-DGGML_OPENMP=OFF", f"-DCMAKE_C_FLAGS={TSAN}", f"-DCMAKE_CXX_FLAGS={TSAN}",
-             "-DCMAKE_SHARED_LINKER_FLAGS=-fsanitize=thread", "-DCMAKE_EXE_LINKER_FLAGS=-fsanitize=thread"],
+    "tsan": ["-DGGML_OPENMP=OFF", "-DCMAKE_SHARED_LINKER_FLAGS=-fsanitize=thread",
+             "-DCMAKE_EXE_LINKER_FLAGS=-fsanitize=thread"],
 }
 
 # Stands in for the package's build backend while pip looks at the metadata of what it downloaded: so neither the
@@ -105,7 +108,8 @@ def compilers():
 
 def build_key(variant):
     """Names a build by all that it depends on: source, flags, compilers and CPU (it is built for this CPU)."""
-    facts = [PACKAGE, VERSION, SHA256, CMAKE_FLAGS + VARIANT_FLAGS[variant], platform.machine()]
+    facts = [PACKAGE, VERSION, SHA256, [*CMAKE_FLAGS, *VARIANT_FLAGS[variant], COMPILE_FLAGS[variant]],
+             platform.machine()]
     for compiler in compilers():
         try:
             out = subprocess.run([*compiler.split(), "--version"], stdout=subprocess.PIPE, check=True).stdout
@@ -286,8 +290,10 @@ def build_env(folder, facts):
 def compile_llama(folder, facts, variant, log, progress):
     source, build = folder / "source", folder / "build"
     env = build_env(folder, facts)
+    flags = COMPILE_FLAGS[variant].format(source=source)
     steps = [
-        ["cmake", "-S", source, "-B", build, "-G", "Ninja", *CMAKE_FLAGS, *VARIANT_FLAGS[variant]],
+        ["cmake", "-S", source, "-B", build, "-G", "Ninja", *CMAKE_FLAGS, *VARIANT_FLAGS[variant],
+         f"-DCMAKE_C_FLAGS={flags}", f"-DCMAKE_CXX_FLAGS={flags}"],
         ["cmake", "--build", build, "--target", "llama", "llama-common", "-j", str(os.cpu_count() or 2)],
     ]
     for step in steps:

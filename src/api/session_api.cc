@@ -1,0 +1,260 @@
+// Sessions: prefill, generation, and packing what is there.
+#include <algorithm>
+#include <cmath>
+
+#include "api/api_support.h"
+#include "policy/policy.h"
+#include "runtime/generate.h"
+#include "runtime/prompt.h"
+#include "runtime/sender.h"
+
+namespace api = qkvshare::api;
+using qkvshare::Result;
+using qkvshare::Session;
+using qkvshare::Status;
+using qkvshare::StatusCode;
+
+namespace {
+
+// A cancellation holds for one call.
+class CancelScope {
+ public:
+  explicit CancelScope(Session* session) : session_(session) {}
+  ~CancelScope() { session_->ResetCancel(); }
+  CancelScope(const CancelScope&) = delete;
+  CancelScope& operator=(const CancelScope&) = delete;
+
+ private:
+  Session* session_;
+};
+
+Status Create(const qkv_model* model, const qkv_session_options* given, qkv_session** session) {
+  QKV_RETURN_IF_ERROR(api::CheckNotNull({{"model", model}, {"session", session}}));
+  qkv_session_options options;
+  qkv_session_options_default(&options, sizeof options);
+  QKV_RETURN_IF_ERROR(api::ReadOptions(given, &options));
+  if (options.batch == 0 || options.batch > 65536) return {StatusCode::kInvalidArgument, "batch: give 1 to 65536"};
+  if (options.threads < 0 || options.threads > 512) return {StatusCode::kInvalidArgument, "threads: give 0 to 512"};
+  const auto is_good = [](float rope) { return std::isfinite(rope) && rope >= 0; };
+  if (!is_good(options.rope_freq_base) || !is_good(options.rope_freq_scale)) {
+    return {StatusCode::kInvalidArgument, "rope_freq_base and rope_freq_scale: give 0 or more"};
+  }
+  qkvshare::SessionOptions create;
+  create.context = options.context;
+  create.batch = options.batch;
+  create.threads = options.threads;
+  create.rope_freq_base = options.rope_freq_base;
+  create.rope_freq_scale = options.rope_freq_scale;
+  auto handle = std::make_unique<qkv_session>();
+  handle->model = model->model;
+  QKV_ASSIGN_OR_RETURN(handle->session, Session::Create(*model->model, create));
+  *session = handle.release();
+  return {};
+}
+
+Status ReadPrefillOptions(const qkv_prefill_options* given, Session* session, qkvshare::PrefillOptions* prefill) {
+  qkv_prefill_options options;
+  qkv_prefill_options_default(&options, sizeof options);
+  QKV_RETURN_IF_ERROR(api::ReadOptions(given, &options));
+  if (options.keep_attention) {
+    prefill->window = qkvshare::kWindowTokens;
+    prefill->window_stride = qkvshare::kWindowStride;
+  }
+  if (options.progress == nullptr) return {};
+  prefill->progress = [options, session](size_t done, size_t total) {
+    if (!options.progress(options.progress_data, done, total)) session->Cancel();
+  };
+  return {};
+}
+
+Status PrefillText(qkv_session* handle, const std::string& text, const qkv_prefill_options* options) {
+  Session& session = *handle->session;
+  qkvshare::PrefillOptions prefill;
+  QKV_RETURN_IF_ERROR(ReadPrefillOptions(options, &session, &prefill));
+  const qkvshare::JoinedPrompt joined = qkvshare::JoinPrompt(*handle->model, session.tokens(), text);
+  if (joined.tokens.empty()) return {StatusCode::kInvalidArgument, "there are no tokens to prefill"};
+  QKV_RETURN_IF_ERROR(session.CheckRoom(joined.tokens.size()));
+  QKV_RETURN_IF_ERROR(session.Truncate(joined.cached));
+  handle->restored = std::min(handle->restored, joined.cached);
+  const CancelScope scope(&session);
+  return session.Prefill(std::span(joined.tokens).subspan(joined.cached), prefill);
+}
+
+Status CheckSampling(const qkv_generate_options& options) {
+  const auto is_share = [](float p) { return p >= 0 && p <= 1; };  // and no NaN
+  if (!std::isfinite(options.temp)) return {StatusCode::kInvalidArgument, "temp: give a finite number"};
+  if (is_share(options.top_p) && is_share(options.min_p)) return {};
+  return {StatusCode::kInvalidArgument, "top_p and min_p: give 0 to 1"};
+}
+
+Status GenerateInto(qkv_session* handle, const qkv_generate_options* given, qkv_generation* generation, size_t size) {
+  QKV_RETURN_IF_ERROR(api::CheckNotNull({{"session", handle}, {"generation", generation}}));
+  if (size < sizeof(qkv_generation)) {  // what it owns would be lost
+    return {StatusCode::kInvalidArgument, "generation_size: give sizeof(qkv_generation)"};
+  }
+  qkv_generate_options options;
+  qkv_generate_options_default(&options, sizeof options);
+  QKV_RETURN_IF_ERROR(api::ReadOptions(given, &options));
+  QKV_RETURN_IF_ERROR(CheckSampling(options));
+  Session* session = handle->session.get();
+  qkvshare::GenerateOptions generate;
+  generate.predict = options.predict;
+  generate.sampling = {options.temp, options.top_k, options.top_p, options.min_p, options.seed};
+  if (options.on_text != nullptr) {
+    generate.on_text = [&](const std::string& piece) {
+      if (!options.on_text(options.text_data, piece.data(), piece.size())) session->Cancel();
+    };
+  }
+  const CancelScope scope(session);
+  QKV_ASSIGN_OR_RETURN(const qkvshare::Generation done, Generate(session, generate));
+  api::Owned<char> text(done.text);
+  api::Owned<int32_t> tokens(done.tokens);
+  session->ResetCancel();
+  const Status rest = DecodeRest(done, session);
+  if (!rest.ok() && rest.code() != StatusCode::kOutOfRange) return rest;  // a full context keeps what fits
+  qkv_generation value{};
+  text.Give(&value.text, &value.text_bytes);
+  tokens.Give(&value.tokens, &value.token_count);
+  value.stop = static_cast<qkv_stop>(done.stop);
+  value.end_token = done.end_token;
+  api::CopyOut(value, generation, size);
+  return {};
+}
+
+Result<qkvshare::PackedCard> Pack(const qkv_session* handle, const qkv_pack_options* given) {
+  qkv_pack_options options;
+  qkv_pack_options_default(&options, sizeof options);
+  QKV_RETURN_IF_ERROR(api::ReadOptions(given, &options));
+  QKV_RETURN_IF_ERROR(api::CheckNotNull({{"policy", options.policy}, {"agent", options.agent}}));
+  if (handle->restored > 0) {
+    return Status(StatusCode::kUnsupported,
+                  "the session holds tokens of a card, and what a card holds must not be quantized twice");
+  }
+  qkvshare::PackOptions pack;
+  QKV_ASSIGN_OR_RETURN(pack.policy, qkvshare::PolicyFromName(options.policy));
+  pack.code_bits = options.bits;
+  pack.max_bytes = options.max_bytes;
+  pack.sender = options.agent;
+  const Session& session = *handle->session;
+  if (options.messages != nullptr) {
+    QKV_RETURN_IF_ERROR(api::CheckMessages(options.messages, options.message_count));
+    pack.segments = SegmentsOf(*handle->model, api::Messages(options.messages, options.message_count), session.tokens(),
+                               pack.sender);
+  }
+  qkvshare::PackTimes times;
+  return PackSession(session, pack, &times);
+}
+
+}  // namespace
+
+qkv_status qkv_session_options_default(qkv_session_options* options, size_t struct_size) {
+  const qkvshare::SessionOptions defaults;
+  return api::SetDefaults(qkv_session_options{0, defaults.context, defaults.batch, defaults.threads,
+                                              defaults.rope_freq_base, defaults.rope_freq_scale},
+                          options, struct_size);
+}
+
+qkv_status qkv_session_create(const qkv_model* model, const qkv_session_options* options, qkv_session** session,
+                              qkv_error* error) {
+  return api::Call(error, [&] { return Create(model, options, session); });
+}
+
+void qkv_session_free(qkv_session* session) { delete session; }
+
+qkv_status qkv_session_get_info(const qkv_session* session, qkv_session_info* info, size_t info_size,
+                                qkv_error* error) {
+  return api::Call(error, [&]() -> Status {
+    QKV_RETURN_IF_ERROR(api::CheckNotNull({{"session", session}, {"info", info}}));
+    const Session& inner = *session->session;
+    api::CopyOut(qkv_session_info{inner.tokens().size(), session->restored, inner.context(), inner.threads()}, info,
+                 info_size);
+    return {};
+  });
+}
+
+qkv_status qkv_session_get_tokens(const qkv_session* session, int32_t** tokens, size_t* token_count, qkv_error* error) {
+  return api::Call(error, [&]() -> Status {
+    QKV_RETURN_IF_ERROR(api::CheckNotNull({{"session", session}, {"tokens", tokens}, {"token_count", token_count}}));
+    api::Owned<int32_t>(session->session->tokens()).Give(tokens, token_count);
+    return {};
+  });
+}
+
+qkv_status qkv_prefill_options_default(qkv_prefill_options* options, size_t struct_size) {
+  return api::SetDefaults(qkv_prefill_options{}, options, struct_size);
+}
+
+qkv_status qkv_session_prefill(qkv_session* session, const int32_t* tokens, size_t token_count,
+                               const qkv_prefill_options* options, qkv_error* error) {
+  return api::Call(error, [&]() -> Status {
+    QKV_RETURN_IF_ERROR(api::CheckNotNull({{"session", session}, {"tokens", tokens}}));
+    qkvshare::PrefillOptions prefill;
+    QKV_RETURN_IF_ERROR(ReadPrefillOptions(options, session->session.get(), &prefill));
+    const CancelScope scope(session->session.get());
+    return session->session->Prefill({tokens, token_count}, prefill);
+  });
+}
+
+qkv_status qkv_session_prefill_text(qkv_session* session, const char* text, size_t text_bytes,
+                                    const qkv_prefill_options* options, qkv_error* error) {
+  return api::Call(error, [&]() -> Status {
+    QKV_RETURN_IF_ERROR(api::CheckNotNull({{"session", session}, {"text", text}}));
+    QKV_ASSIGN_OR_RETURN(const std::string copy, api::Utf8(text, text_bytes));
+    return PrefillText(session, copy, options);
+  });
+}
+
+qkv_status qkv_session_truncate(qkv_session* session, size_t token_count, qkv_error* error) {
+  return api::Call(error, [&]() -> Status {
+    QKV_RETURN_IF_ERROR(api::CheckNotNull({{"session", session}}));
+    if (token_count > session->session->tokens().size()) {
+      return {StatusCode::kInvalidArgument, "token_count: the session holds fewer tokens"};
+    }
+    QKV_RETURN_IF_ERROR(session->session->Truncate(token_count));
+    session->restored = std::min(session->restored, token_count);
+    return {};
+  });
+}
+
+void qkv_session_cancel(qkv_session* session) {
+  if (session != nullptr) session->session->Cancel();
+}
+
+qkv_status qkv_generate_options_default(qkv_generate_options* options, size_t struct_size) {
+  const qkvshare::GenerateOptions defaults;
+  const qkvshare::SamplingOptions& sampling = defaults.sampling;
+  return api::SetDefaults(qkv_generate_options{0, defaults.predict, sampling.temp, sampling.top_k, sampling.top_p,
+                                               sampling.min_p, sampling.seed, nullptr, nullptr},
+                          options, struct_size);
+}
+
+qkv_status qkv_session_generate(qkv_session* session, const qkv_generate_options* options, qkv_generation* generation,
+                                size_t generation_size, qkv_error* error) {
+  return api::Call(error, [&] { return GenerateInto(session, options, generation, generation_size); });
+}
+
+qkv_status qkv_pack_options_default(qkv_pack_options* options, size_t struct_size) {
+  const qkvshare::PackOptions defaults;
+  return api::SetDefaults(qkv_pack_options{0, defaults.code_bits, defaults.max_bytes,
+                                           qkvshare::PolicyName(defaults.policy), "agent", nullptr, 0},
+                          options, struct_size);
+}
+
+qkv_status qkv_session_pack_file(const qkv_session* session, const qkv_pack_options* options, const char* path,
+                                 qkv_error* error) {
+  return api::Call(error, [&]() -> Status {
+    QKV_RETURN_IF_ERROR(api::CheckNotNull({{"session", session}, {"path", path}}));
+    QKV_ASSIGN_OR_RETURN(const qkvshare::PackedCard card, Pack(session, options));
+    return card.Write(path);
+  });
+}
+
+qkv_status qkv_session_pack_memory(const qkv_session* session, const qkv_pack_options* options, uint8_t** card,
+                                   size_t* card_bytes, qkv_error* error) {
+  return api::Call(error, [&]() -> Status {
+    QKV_RETURN_IF_ERROR(api::CheckNotNull({{"session", session}, {"card", card}, {"card_bytes", card_bytes}}));
+    QKV_ASSIGN_OR_RETURN(const qkvshare::PackedCard packed, Pack(session, options));
+    api::Owned<uint8_t>(packed.Bytes()).Give(card, card_bytes);
+    return {};
+  });
+}
