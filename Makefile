@@ -1,5 +1,5 @@
 # Each target does its own set-up (tools/setup.sh). Build folders: build/<preset>.
-.PHONY: all demo test check neon asan ubsan tsan fuzz bench format tidy clean
+.PHONY: all demo test check install neon asan ubsan tsan fuzz bench format tidy clean
 
 all:
 	@tools/build.sh release
@@ -30,6 +30,11 @@ fuzz:
 bench:
 	@tools/build.sh release bench
 	@tools/bench.sh
+
+# Into PREFIX (below DESTDIR, if given). Under sudo: what `make` has built, since set-up is the user's.
+PREFIX ?= /usr/local
+install: $(if $(SUDO_USER),,all)
+	@DESTDIR="$(DESTDIR)" cmake --install build/release --prefix "$(PREFIX)"
 
 format:
 	@tools/format.sh

@@ -94,7 +94,7 @@ class SetupTestCase(unittest.TestCase):
             real = shutil.which(name)
             self.assertIsNotNone(real, f"{name} is needed by this test")
             (self.bin / name).symlink_to(real)
-        for name in ("cmake", "ninja", "ccache", "mold"):
+        for name in ("cmake", "ninja", "ccache", "mold", "pkg-config"):
             self.stand_in(name)
         for name in ("cc", "c++"):  # has all headers
             self.stand_in(name, f'if [ "$1" = --version ]; then echo "{name} 1.0"; exit; fi\n'
@@ -270,7 +270,7 @@ class PackagesTest(SetupTestCase):
         self.assertFalse(self.cache.exists())
 
     def test_each_program_of_each_group(self):
-        programs = {"cmake": "cmake", "ninja": "ninja-build", "ccache": "ccache", "mold": "mold"}
+        programs = {"cmake": "cmake", "ninja": "ninja-build", "ccache": "ccache", "mold": "mold", "pkg-config": "pkg-config"}
         for program, package in programs.items():
             with self.subTest(program=program):
                 self.lose(program)

@@ -42,6 +42,7 @@ collect() {
         need_program ninja-build ninja
         need_program ccache ccache
         need_program mold mold
+        need_program pkg-config pkg-config
         need_program python3 python3
         if ! command -v python3 >/dev/null ||
           ! python3 -c 'import importlib.util as u, sys; sys.exit(u.find_spec("pip") is None)'; then
