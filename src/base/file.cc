@@ -24,8 +24,6 @@ class FileDescriptor {
   FileDescriptor& operator=(const FileDescriptor&) = delete;
   int get() const { return fd_; }
   bool valid() const { return fd_ >= 0; }
-  // Closes now; false with errno set where the close reports a write error.
-  bool Close() { return close(std::exchange(fd_, -1)) == 0; }
 
  private:
   int fd_;
@@ -43,13 +41,6 @@ Status WriteAll(int fd, ByteSpan bytes, const std::string& path) {
     if (n < 0) return ErrnoStatus("cannot write", path, errno);
     bytes = bytes.subspan(static_cast<size_t>(n));
   }
-  return {};
-}
-
-Status WriteAndSync(FileDescriptor& file, const std::vector<ByteSpan>& pieces, const std::string& path) {
-  for (const ByteSpan piece : pieces) QKV_RETURN_IF_ERROR(WriteAll(file.get(), piece, path));
-  if (fsync(file.get()) != 0) return ErrnoStatus("cannot sync", path, errno);
-  if (!file.Close()) return ErrnoStatus("cannot close", path, errno);
   return {};
 }
 
@@ -129,21 +120,50 @@ Status CheckReplaceable(const std::string& path) {
           "cannot write " + path + ": it is there and is not a regular file; choose another name"};
 }
 
-Status WriteFileAtomic(const std::string& name, const std::vector<ByteSpan>& pieces) {
-  QKV_RETURN_IF_ERROR(CheckReplaceable(name));
-  const std::string path = FollowLinks(name);
-  std::string temporary = path + ".XXXXXX";
-  FileDescriptor file(mkostemp(temporary.data(), O_CLOEXEC));  // created with mode 0600
-  if (!file.valid()) return ErrnoStatus("cannot create a file beside", path, errno);
-  Status status = WriteAndSync(file, pieces, path);
-  if (status.ok() && rename(temporary.c_str(), path.c_str()) != 0)
-    status = ErrnoStatus("cannot rename to", path, errno);
-  if (!status.ok()) {
-    unlink(temporary.c_str());
-    return status;
-  }
-  SyncFolderOf(path);
+Result<AtomicFile> AtomicFile::Create(const std::string& path) {
+  QKV_RETURN_IF_ERROR(CheckReplaceable(path));
+  AtomicFile file;
+  file.path_ = FollowLinks(path);
+  std::string temporary = file.path_ + ".XXXXXX";
+  file.fd_ = mkostemp(temporary.data(), O_CLOEXEC);  // created with mode 0600
+  if (file.fd_ < 0) return ErrnoStatus("cannot create a file beside", file.path_, errno);
+  file.temporary_ = std::move(temporary);
+  return file;
+}
+
+AtomicFile::~AtomicFile() {
+  if (fd_ >= 0) close(fd_);
+  if (!temporary_.empty()) unlink(temporary_.c_str());
+}
+
+AtomicFile::AtomicFile(AtomicFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      temporary_(std::exchange(other.temporary_, {})),
+      fd_(std::exchange(other.fd_, -1)) {}
+
+AtomicFile& AtomicFile::operator=(AtomicFile&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(temporary_, other.temporary_);
+  std::swap(fd_, other.fd_);
+  return *this;
+}
+
+Status AtomicFile::Write(ByteSpan bytes) { return WriteAll(fd_, bytes, path_); }
+
+Status AtomicFile::Commit() {
+  if (fsync(fd_) != 0) return ErrnoStatus("cannot sync", path_, errno);
+  // The close may report what a write did not.
+  if (close(std::exchange(fd_, -1)) != 0) return ErrnoStatus("cannot close", path_, errno);
+  if (rename(temporary_.c_str(), path_.c_str()) != 0) return ErrnoStatus("cannot rename to", path_, errno);
+  temporary_.clear();
+  SyncFolderOf(path_);
   return {};
+}
+
+Status WriteFileAtomic(const std::string& path, const std::vector<ByteSpan>& pieces) {
+  QKV_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::Create(path));
+  for (const ByteSpan piece : pieces) QKV_RETURN_IF_ERROR(file.Write(piece));
+  return file.Commit();
 }
 
 Status MakeFolders(const std::string& path) {

@@ -34,8 +34,29 @@ class MappedFile {
 // Reads a file (or standard input for "-"). kOutOfRange past limit_bytes.
 Result<std::string> ReadText(const std::string& path, size_t limit_bytes);
 
-// Writes the pieces one after the other to a temporary file beside `path`, syncs, and renames it over `path`: a reader
-// sees the old file or the whole new one, and a failure leaves neither a half file nor the temporary. Mode 0600.
+// A file that is written piece by piece to a temporary one beside it, and renamed over `path` when it is complete: a
+// reader sees the old file or the whole new one. Without Commit nothing is left. Mode 0600.
+class AtomicFile {
+ public:
+  // kInvalidArgument where something else than a regular file is at `path`; kNotFound, kIo.
+  static Result<AtomicFile> Create(const std::string& path);
+  ~AtomicFile();
+  AtomicFile(AtomicFile&& other) noexcept;
+  AtomicFile& operator=(AtomicFile&& other) noexcept;
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  Status Write(ByteSpan bytes);
+  // Syncs and renames. Nothing may be written afterwards.
+  Status Commit();
+
+ private:
+  AtomicFile() = default;
+  std::string path_, temporary_;  // temporary_ is empty where there is none to remove
+  int fd_ = -1;
+};
+
+// The pieces one after the other, as an AtomicFile.
 Status WriteFileAtomic(const std::string& path, const std::vector<ByteSpan>& pieces);
 
 // kInvalidArgument where something else than a regular file is at `path`: a rename would destroy it.

@@ -16,6 +16,7 @@ Command AddRun(CLI::App* app);
 Command AddInfo(CLI::App* app);
 Command AddVerify(CLI::App* app);
 Command AddCalibrate(CLI::App* app);
+Command AddUnpack(CLI::App* app);
 Command AddModels(CLI::App* app);
 Command AddEval(CLI::App* app);
 

@@ -130,8 +130,8 @@ void PromptFlags::AddTo(CLI::App* app) {
   app->add_option("--system-prompt", system, "With --chat: the system message, as llama.cpp's -sys")->needs("--chat");
 }
 
-Status CheckTarget(const std::string& path, const ModelFlags& model, const PromptFlags& prompt) {
-  for (const std::string& input : {model.model, prompt.file, prompt.messages_file}) {
+Status CheckTarget(const std::string& path, const std::vector<std::string>& inputs) {
+  for (const std::string& input : inputs) {
     std::error_code error;
     if (!std::filesystem::equivalent(path, input, error)) continue;
     return {StatusCode::kInvalidArgument, path + " is an input and would be overwritten; choose another name"};
@@ -139,14 +139,22 @@ Status CheckTarget(const std::string& path, const ModelFlags& model, const Promp
   return CheckWritable(path);
 }
 
-Status CheckCardTarget(const std::string& path, const ModelFlags& model, const PromptFlags& prompt) {
-  QKV_RETURN_IF_ERROR(CheckTarget(path, model, prompt));
+Status CheckTarget(const std::string& path, const ModelFlags& model, const PromptFlags& prompt) {
+  return CheckTarget(path, {model.model, prompt.file, prompt.messages_file});
+}
+
+Status CheckKind(const std::string& path, const std::string& magic, const std::string& what) {
   const Result<MappedFile> there = MappedFile::Open(path);
   if (!there || there->bytes().empty()) return {};
-  const std::string magic = "QKVCARD\n";
   const ByteSpan bytes = there->bytes();
   if (bytes.size() >= magic.size() && std::equal(magic.begin(), magic.end(), bytes.begin())) return {};
-  return {StatusCode::kInvalidArgument, path + " is there and is not a card; remove it or choose another name"};
+  return {StatusCode::kInvalidArgument,
+          fmt::format("{} is there and is not {}; remove it or choose another name", path, what)};
+}
+
+Status CheckCardTarget(const std::string& path, const ModelFlags& model, const PromptFlags& prompt) {
+  QKV_RETURN_IF_ERROR(CheckTarget(path, model, prompt));
+  return CheckKind(path, "QKVCARD\n", "a card");
 }
 
 Result<Prompt> ReadPrompt(const PromptFlags& flags, const Model& model, bool add_generation_prompt) {
