@@ -25,6 +25,9 @@ class ErrorTest(CliTest):
         self.fail_with(USAGE, "pack", "-p", "x", "--max-bytes", "0", "-o", path("no.card"))
         self.fail_with(USAGE, "pack", "-p", "x", "--max-bytes", "9", "--bits", "4", "-o", path("no.card"), says="--bits")
         self.fail_with(USAGE, "pack", "-p", "x", "-sys", "Be brief.", "-o", path("no.card"), says="--chat")
+        self.fail_with(USAGE, "pack", "-p", "x", "--generation-prompt", "-o", path("no.card"), says="--generation-prompt")
+        for flag in ("--whole", "--verify"):
+            self.fail_with(USAGE, "run", "-p", "x", flag, says=[flag, "--card"])
         self.fail_with(USAGE, "run", "-p", "x", "-ub", "0")
         self.fail_with(USAGE, "run", "-p", "x", "-t", "5000", says="512")
         for flag in ("--rope-freq-base", "--rope-freq-scale", "--temp", "--top-p", "--min-p"):

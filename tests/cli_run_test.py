@@ -151,6 +151,19 @@ class RunTest(CliTest):
         self.assertEqual(run["stop"], "end")
         self.assertEqual(run["cache_rows"], run["evaluated_tokens"] + run["generated_tokens"] + 1)  # with the end token
 
+    def test_saved_card_of_a_conversation_names_its_turns(self):
+        self.succeed("run", "--chat", "-sys", "Be brief.", "-p", DOCUMENT, "-n", "3", "-o", path("turns.card"))
+        segments = self.report("info", path("turns.card"))["segments"]
+        self.assertEqual([s["role"] for s in segments], ["system", "user", "generated"])
+        run = self.report("run", "--card", path("turns.card"), "--chat", "-p", QUESTION, "-n", "2")
+        self.assertEqual(run["mode"], "restore")
+
+    def test_saved_card_of_a_full_context(self):
+        done = self.execute("run", "-p", "the end", "-c", "12", "-n", "50", "--temp", "0", "-o", path("full.card"))
+        self.assertEqual(done.returncode, 0)
+        self.assertEqual(done.stderr, b"the context is full: the card holds all but the last token\n")
+        self.assertEqual(self.report("info", path("full.card"))["tokens"], 12)
+
     def test_other_architecture(self):
         self.succeed("pack", "-m", path("qwen.gguf"), "-p", DOCUMENT, "-o", path("q.card"))
         run = self.report("run", "-m", path("qwen.gguf"), "--card", path("q.card"), "--chat", "-p", QUESTION, "-n", "2")

@@ -52,6 +52,9 @@ Status PackPrompt(const PackFlags& flags, PackResult* result) {
   if (flags.state_output == flags.output) {
     return {StatusCode::kInvalidArgument, "-o and --state-output name the same file"};
   }
+  if (flags.generation_prompt && !flags.prompt.chat && flags.prompt.messages_file.empty()) {
+    return {StatusCode::kInvalidArgument, "--generation-prompt goes with --chat or --messages"};
+  }
   PackOptions options;
   QKV_ASSIGN_OR_RETURN(options.policy, PolicyFromName(flags.policy));
   options.code_bits = flags.bits;

@@ -7,8 +7,10 @@
 
 #include "base/stopwatch.h"
 #include "card/card.h"
+#include "cli/chat.h"
 #include "cli/commands.h"
 #include "cli/options.h"
+#include "cli/run.h"
 #include "cli/terminal.h"
 #include "runtime/generate.h"
 #include "runtime/prompt.h"
@@ -17,19 +19,6 @@
 
 namespace qkvshare::cli {
 namespace {
-
-struct RunFlags {
-  ModelFlags model;
-  PromptFlags prompt;
-  std::string card;
-  std::string output;
-  std::string agent = "agent";
-  double bits = 4;
-  GenerateOptions generate;
-  bool whole = false;
-  bool verify = false;
-  bool json = false;
-};
 
 // What was done and how long it took, for the report.
 struct RunReport {
@@ -66,18 +55,10 @@ class Runner {
 
  private:
   Status Prepare() {
-    if (!flags_.output.empty() && !flags_.card.empty()) {
-      return {StatusCode::kUnsupported,
-              "-o together with --card is not possible yet: what a card holds must not be quantized twice"};
-    }
-    if (!flags_.output.empty()) {
-      QKV_RETURN_IF_ERROR(CheckPackOptions(SaveOptions()));
-      QKV_RETURN_IF_ERROR(CheckCardTarget(flags_.output, flags_.model, flags_.prompt));
-    }
+    QKV_RETURN_IF_ERROR(CheckOutput(flags_));
     if (!flags_.card.empty()) {
       Stopwatch watch;
-      QKV_ASSIGN_OR_RETURN(card_, Card::Open(flags_.card));
-      if (flags_.verify) QKV_RETURN_IF_ERROR(card_->VerifyDigests());
+      QKV_ASSIGN_OR_RETURN(card_, OpenCard(flags_));
       report_.stages.emplace_back("open_verify", watch.LapUs());
     }
     QKV_ASSIGN_OR_RETURN(model_, flags_.model.Load());
@@ -99,20 +80,20 @@ class Runner {
     }
     // After a card, a turn continues its conversation instead of starting one.
     if (!whole) prompt_flags.chat = false;
-    QKV_ASSIGN_OR_RETURN(const Prompt prompt, ReadPrompt(prompt_flags, *model_, /*add_generation_prompt=*/true));
+    QKV_ASSIGN_OR_RETURN(Prompt prompt, ReadPrompt(prompt_flags, *model_, /*add_generation_prompt=*/true));
     const std::span<const int32_t> card_tokens = card_ ? card_->token_ids() : std::span<const int32_t>();
     if (whole) {
       prompt_ = MatchPrompt(card_tokens, model_->Tokenize(prompt.text, /*add_special=*/true));
     } else if (flags_.prompt.chat) {
-      // Generated text leaves the assistant's turn open.
-      const bool open = card_->info().segments.back().role == "generated";
-      const std::string card_text = open ? model_->Detokenize({card_tokens.begin(), card_tokens.end()}) : "";
+      const std::string card_text =
+          EndsInAnswer(*card_) ? model_->Detokenize({card_tokens.begin(), card_tokens.end()}) : "";
       QKV_ASSIGN_OR_RETURN(const std::string turn, NextUserTurn(*model_, prompt.text, card_text));
       prompt_ = JoinPrompt(*model_, card_tokens, turn);
     } else {
       prompt_ = JoinPrompt(*model_, card_tokens, prompt.text);
     }
     report_.seam = prompt_.seam;
+    messages_ = std::move(prompt.messages);
     return prompt_.tokens.empty() ? Status(StatusCode::kInvalidArgument, "the prompt is empty") : Status();
   }
 
@@ -145,55 +126,38 @@ class Runner {
   }
 
   Status GenerateText() {
-    GenerateOptions options = flags_.generate;
-    if (!flags_.json) {
-      options.on_text = [](const std::string& piece) {
-        fmt::print("{}", piece);
-        std::fflush(stdout);
-      };
+    if (flags_.json) {
+      QKV_ASSIGN_OR_RETURN(report_.generation, Generate(session_.get(), flags_.generate));
+    } else {
+      QKV_ASSIGN_OR_RETURN(report_.generation, PrintAnswer(flags_.generate, session_.get()));
     }
-    QKV_ASSIGN_OR_RETURN(report_.generation, Generate(session_.get(), options));
     report_.stages.emplace_back("first_token", report_.generation.first_token_us);
-    if (!flags_.json) fmt::print("\n");
     return {};
   }
 
-  // Decodes what was generated last, so that the card holds all that was printed, and the end token if there was one.
-  Status DecodeRest() {
-    std::vector<int32_t> all = prompt_.tokens;
-    const Generation& generation = report_.generation;
-    all.insert(all.end(), generation.tokens.begin(), generation.tokens.end());
-    if (generation.end_token >= 0) all.push_back(generation.end_token);
-    const auto rest = std::span(all).subspan(session_->tokens().size());
-    if (rest.empty()) return {};
-    session_->ResetCancel();
-    return session_->Prefill(rest, {});
-  }
-
-  PackOptions SaveOptions() const {
-    PackOptions options;
-    options.code_bits = flags_.bits;
-    options.sender = flags_.agent;
-    return options;
-  }
-
+  // All that was printed, and the end token if there was one.
   Status SaveCard() {
-    QKV_RETURN_IF_ERROR(DecodeRest());
-    PackOptions options = SaveOptions();
-    const auto prompt_tokens = static_cast<uint32_t>(prompt_.tokens.size());
-    options.segments.push_back({"prompt", flags_.agent, "", 0, prompt_tokens});
-    if (const auto all = static_cast<uint32_t>(session_->tokens().size()); all > prompt_tokens) {
-      options.segments.push_back({"generated", flags_.agent, "", prompt_tokens, all - prompt_tokens});
+    session_->ResetCancel();
+    const Status rest = DecodeRest(report_.generation, session_.get());
+    if (rest.code() == StatusCode::kOutOfRange) {
+      PrintNote("the context is full: the card holds all but the last token\n");
+    } else {
+      QKV_RETURN_IF_ERROR(rest);
     }
-    PackTimes times;
-    QKV_ASSIGN_OR_RETURN(const PackedCard card, PackSession(*session_, options, &times));
-    return card.Write(flags_.output);
+    const auto prompt_tokens = static_cast<uint32_t>(prompt_.tokens.size());
+    std::vector<Segment> segments = SegmentsOf(*model_, messages_, prompt_.tokens, flags_.agent);
+    if (segments.empty()) segments.push_back({"prompt", flags_.agent, "", 0, prompt_tokens});
+    if (const auto all = static_cast<uint32_t>(session_->tokens().size()); all > prompt_tokens) {
+      segments.push_back({kGeneratedRole, flags_.agent, "", prompt_tokens, all - prompt_tokens});
+    }
+    return WriteCard(flags_, *session_, std::move(segments));
   }
 
   const RunFlags& flags_;
   std::optional<Card> card_;
   std::unique_ptr<Model> model_;
-  std::unique_ptr<Session> session_;  // after model_: it goes first
+  std::unique_ptr<Session> session_;   // after model_: it goes first
+  std::vector<ChatMessage> messages_;  // that the prompt was made from, if it was
   JoinedPrompt prompt_;
   RunReport report_;
 };
@@ -223,7 +187,64 @@ void PrintReport(const RunFlags& flags, const RunReport& report) {
   PrintJson(object);
 }
 
+int RunOnce(const RunFlags& flags) {
+  Runner runner(flags);
+  const Status status = runner.Run();
+  if (!status.ok()) return ReportError(status);
+  const RunReport& report = runner.report();
+  if (flags.json) {
+    PrintReport(flags, report);
+  } else if (!flags.card.empty()) {
+    PrintNote(fmt::format("mode: {} ({}; {} tokens evaluated; K {}, V {}, flash attention {})\n", report.mode,
+                          report.reason, report.evaluated_tokens, CacheTypeName(report.cache_type_k),
+                          CacheTypeName(report.cache_type_v), report.flash_attention ? "on" : "off"));
+  }
+  if (OutputIsLost()) return kSuccess;  // which main reports
+  return report.generation.stop == StopReason::kCancelled ? kInterrupted : kSuccess;
+}
+
 }  // namespace
+
+Status CheckOutput(const RunFlags& flags) {
+  if (flags.output.empty()) return {};
+  if (!flags.card.empty()) {
+    return {StatusCode::kUnsupported,
+            "-o together with --card is not possible yet: what a card holds must not be quantized twice"};
+  }
+  PackOptions options;
+  options.code_bits = flags.bits;
+  QKV_RETURN_IF_ERROR(CheckPackOptions(options));
+  return CheckCardTarget(flags.output, flags.model, flags.prompt);
+}
+
+Result<Card> OpenCard(const RunFlags& flags) {
+  QKV_ASSIGN_OR_RETURN(Card card, Card::Open(flags.card));
+  if (flags.verify) QKV_RETURN_IF_ERROR(card.VerifyDigests());
+  return card;
+}
+
+bool EndsInAnswer(const Card& card) { return card.info().segments.back().role == kGeneratedRole; }
+
+Result<Generation> PrintAnswer(const GenerateOptions& generate, Session* session) {
+  GenerateOptions options = generate;
+  options.on_text = [session](const std::string& piece) {
+    PrintText(piece);
+    if (OutputIsLost()) session->Cancel();  // no one reads on
+  };
+  QKV_ASSIGN_OR_RETURN(Generation generation, Generate(session, options));
+  PrintText("\n");
+  return generation;
+}
+
+Status WriteCard(const RunFlags& flags, const Session& session, std::vector<Segment> segments) {
+  PackOptions options;
+  options.code_bits = flags.bits;
+  options.sender = flags.agent;
+  options.segments = std::move(segments);
+  PackTimes times;
+  QKV_ASSIGN_OR_RETURN(const PackedCard card, PackSession(session, options, &times));
+  return card.Write(flags.output);
+}
 
 Command AddRun(CLI::App* app) {
   auto flags = std::make_shared<RunFlags>();
@@ -235,10 +256,11 @@ Command AddRun(CLI::App* app) {
   flags->model.AddTo(app);
   flags->prompt.AddTo(app);
   app->add_option("--card", flags->card, "The card to continue from")->check(NotEmpty());
-  app->add_flag("--whole", flags->whole, "The prompt is the whole prompt, not what follows the card");
-  app->add_flag("--verify", flags->verify, "Also check the card's digests (always done for other users' cards)");
+  app->add_flag("--whole", flags->whole, "The prompt is the whole prompt, not what follows the card")->needs("--card");
+  app->add_flag("--verify", flags->verify, "Also check the card's digests (always done for other users' cards)")
+      ->needs("--card");
   app->add_option("-o,--output", flags->output,
-                  "Without --card: write a card of prompt and generated text (after Ctrl-C too)")
+                  "Without --card: write a card of prompt and generated text (after Ctrl-C or SIGTERM too)")
       ->check(NotEmpty());
   app->add_option("--bits", flags->bits, "Of that card: average bits, 4 to 16")->capture_default_str();
   app->add_option("--agent", flags->agent, "The sender's name, kept in that card")->capture_default_str();
@@ -257,19 +279,14 @@ Command AddRun(CLI::App* app) {
       ->capture_default_str();
   app->add_option("-s,--seed", flags->generate.sampling.seed, "Seed (4294967295: random)")->capture_default_str();
   app->add_flag("--json", flags->json, "Report as JSON: text, cached_tokens, evaluated_tokens, mode, reason, stages");
+  app->add_flag("-i,--interactive", flags->interactive,
+                "Chat: each line of standard input is the user's next turn; a prompt that is given is the first")
+      ->excludes("--json")
+      ->excludes("--whole")
+      ->excludes("--messages");
   return [flags] {
-    Runner runner(*flags);
-    const Status status = runner.Run();
-    if (!status.ok()) return ReportError(status);
-    const RunReport& report = runner.report();
-    if (flags->json) {
-      PrintReport(*flags, report);
-    } else if (!flags->card.empty()) {
-      PrintNote(fmt::format("mode: {} ({}; {} tokens evaluated; K {}, V {}, flash attention {})\n", report.mode,
-                            report.reason, report.evaluated_tokens, CacheTypeName(report.cache_type_k),
-                            CacheTypeName(report.cache_type_v), report.flash_attention ? "on" : "off"));
-    }
-    return static_cast<int>(report.generation.stop == StopReason::kCancelled ? kInterrupted : kSuccess);
+    IgnoreBrokenPipes();  // a card that was asked for is written all the same
+    return flags->interactive ? RunChat(*flags) : RunOnce(*flags);
   };
 }
 

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -13,11 +14,14 @@ namespace qkvshare::cli {
 namespace {
 
 // A signal handler can reach nothing else.
-std::function<void()> interrupt_call;
+std::atomic<const std::function<void()>*> interrupt_call{nullptr};
+volatile std::sig_atomic_t termination_requested = 0;
 
-void OnInterrupt(int) {
+void OnInterrupt(int signal) {
   std::signal(SIGINT, SIG_DFL);
-  if (interrupt_call) interrupt_call();
+  std::signal(SIGTERM, SIG_DFL);
+  if (signal == SIGTERM) termination_requested = 1;
+  if (const std::function<void()>* call = interrupt_call; call != nullptr) (*call)();
 }
 
 }  // namespace
@@ -57,8 +61,17 @@ std::string Printable(std::string text) {
 }
 
 void PrintJson(const nlohmann::json& object) {
-  fmt::print("{}\n", object.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+  PrintText(object.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }
+
+void PrintText(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fflush(stdout);
+}
+
+bool OutputIsLost() { return std::ferror(stdout) != 0; }
+
+void IgnoreBrokenPipes() { std::signal(SIGPIPE, SIG_IGN); }
 
 Status FlushOutput() {
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return {};
@@ -88,15 +101,19 @@ void ProgressLine::Done() {
   drawn_ = false;
 }
 
-InterruptScope::InterruptScope(std::function<void()> on_interrupt) {
-  interrupt_call = std::move(on_interrupt);
-  before_ = std::signal(SIGINT, OnInterrupt);
+InterruptScope::InterruptScope(std::function<void()> on_interrupt)
+    : on_interrupt_(std::move(on_interrupt)), outer_(interrupt_call.exchange(&on_interrupt_)) {
+  interrupt_before_ = std::signal(SIGINT, OnInterrupt);
+  terminate_before_ = std::signal(SIGTERM, OnInterrupt);
 }
 
 InterruptScope::~InterruptScope() {
-  std::signal(SIGINT, before_);
-  interrupt_call = nullptr;
+  std::signal(SIGINT, interrupt_before_);
+  std::signal(SIGTERM, terminate_before_);
+  interrupt_call = outer_;
 }
+
+bool TerminationRequested() { return termination_requested != 0; }
 
 std::string FormatBytes(uint64_t bytes) {
   const auto value = static_cast<double>(bytes);

@@ -34,6 +34,13 @@ std::string Printable(std::string text);
 // Indented, on standard output; bytes that are not UTF-8 (names of files, text cut inside a character) are replaced.
 void PrintJson(const nlohmann::json& object);
 
+// To standard output, at once. Where that fails OutputIsLost says so, and FlushOutput in the end.
+void PrintText(const std::string& text);
+bool OutputIsLost();
+
+// From here on, a reader of standard output that goes away is an error of writing instead of the end of the process.
+void IgnoreBrokenPipes();
+
 // Flushes standard output; kIo where something of it could not be written.
 Status FlushOutput();
 
@@ -56,7 +63,8 @@ class ProgressLine {
   bool drawn_ = false;
 };
 
-// While it lives, Ctrl-C calls `on_interrupt` (async-signal-safe) instead of ending the process; a second one ends it.
+// While it lives, Ctrl-C and SIGTERM call `on_interrupt` (async-signal-safe) instead of ending the process; a second
+// one ends it.
 class InterruptScope {
  public:
   explicit InterruptScope(std::function<void()> on_interrupt);
@@ -65,8 +73,14 @@ class InterruptScope {
   InterruptScope& operator=(const InterruptScope&) = delete;
 
  private:
-  void (*before_)(int);
+  std::function<void()> on_interrupt_;
+  const std::function<void()>* outer_;
+  void (*interrupt_before_)(int);
+  void (*terminate_before_)(int);
 };
+
+// Whether SIGTERM came within an InterruptScope: then the command is to end, not only what it is doing.
+bool TerminationRequested();
 
 // "1.5 MB", "12 kB", "900 B" (decimal).
 std::string FormatBytes(uint64_t bytes);

@@ -1,0 +1,270 @@
+#include "cli/chat.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <memory>
+#include <optional>
+
+#include "cli/terminal.h"
+#include "runtime/prompt.h"
+#include "runtime/restore.h"
+#include "runtime/sender.h"
+
+namespace qkvshare::cli {
+namespace {
+
+// Tokens of a conversation where -c is 0, besides the card's.
+constexpr size_t kChatTokens = 8192;
+
+// Lines of standard input. A signal ends the waiting: its handler, on whatever thread, writes to a pipe.
+class LineReader {
+ public:
+  LineReader() {
+    if (pipe2(pipe_.data(), O_CLOEXEC | O_NONBLOCK) != 0) pipe_ = {-1, -1};
+  }
+  ~LineReader() {
+    for (const int fd : pipe_)
+      if (fd >= 0) close(fd);
+  }
+  LineReader(const LineReader&) = delete;
+  LineReader& operator=(const LineReader&) = delete;
+
+  // The next line without its end; none at the end of the input, or after Ctrl-C or SIGTERM.
+  std::optional<std::string> Next() {
+    const InterruptScope interrupt([this] { Wake(); });
+    for (;;) {
+      if (const size_t end = buffer_.find('\n'); end != std::string::npos) {
+        std::string line = buffer_.substr(0, end);
+        buffer_.erase(0, end + 1);
+        return line;
+      }
+      if (at_end_ || !WaitForInput()) return std::nullopt;
+      Fill();
+      if (at_end_ && !buffer_.empty()) return std::exchange(buffer_, {});
+    }
+  }
+  bool interrupted() const { return interrupted_; }
+
+ private:
+  void Wake() const {
+    const char byte = 0;
+    [[maybe_unused]] const ssize_t written = write(pipe_[1], &byte, 1);
+  }
+
+  // False after a signal.
+  bool WaitForInput() {
+    std::array<pollfd, 2> waits = {pollfd{STDIN_FILENO, POLLIN, 0}, {pipe_[0], POLLIN, 0}};
+    while (poll(waits.data(), waits.size(), -1) < 0 && errno == EINTR) {
+    }
+    interrupted_ = (waits[1].revents & POLLIN) != 0;
+    return !interrupted_;
+  }
+
+  void Fill() {
+    std::array<char, 1 << 12> bytes;
+    const ssize_t n = read(STDIN_FILENO, bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) return;
+    at_end_ = n <= 0;
+    if (n > 0) buffer_.append(bytes.data(), static_cast<size_t>(n));
+  }
+
+  std::array<int, 2> pipe_{};
+  std::string buffer_;
+  bool at_end_ = false;
+  bool interrupted_ = false;
+};
+
+class Chat {
+ public:
+  explicit Chat(const RunFlags& flags) : flags_(flags) {}
+
+  // Returns the code of the last turn that was refused, or success.
+  Result<int> Run() {
+    QKV_RETURN_IF_ERROR(Prepare());
+    QKV_RETURN_IF_ERROR(Converse());
+    if (!flags_.output.empty()) QKV_RETURN_IF_ERROR(Save());
+    return exit_code_;
+  }
+
+ private:
+  Status Prepare() {
+    if (flags_.prompt.file == "-") {
+      return {StatusCode::kInvalidArgument, "-f - and --interactive both read standard input; give another file"};
+    }
+    if (!flags_.card.empty() && !flags_.prompt.system.empty()) {
+      return {StatusCode::kInvalidArgument,
+              "-sys starts a conversation, but the card's has started already; leave it out"};
+    }
+    QKV_RETURN_IF_ERROR(CheckUtf8(flags_.prompt.system));
+    QKV_RETURN_IF_ERROR(CheckOutput(flags_));
+    std::optional<Card> card;
+    if (!flags_.card.empty()) {
+      QKV_ASSIGN_OR_RETURN(card, OpenCard(flags_));
+    }
+    QKV_ASSIGN_OR_RETURN(model_, flags_.model.Load());
+    if (card) QKV_RETURN_IF_ERROR(CheckCardModel(*card, *model_));
+    if (const Result<std::string> turn = NextUserTurn(*model_, "", ""); !turn) return turn.status();
+    SessionOptions options = flags_.model.session;
+    const size_t card_tokens = card ? card->tokens() : 0;
+    if (options.context == 0) options.context = ContextFor(*model_, card_tokens + kChatTokens);
+    QKV_ASSIGN_OR_RETURN(session_, Session::Create(*model_, options));
+    if (!card) return {};
+    RestoreTimes times;
+    QKV_RETURN_IF_ERROR(RestoreCard(*card, card_tokens, session_.get(), &times));
+    segments_ = card->info().segments;
+    open_turn_ = EndsInAnswer(*card);
+    PrintNote(fmt::format("mode: restore (the card's {} tokens)\n", card_tokens));
+    return {};
+  }
+
+  Status Converse() {
+    const bool terminal = isatty(STDIN_FILENO) == 1;
+    if (terminal) PrintNote("Ctrl-C stops an answer; Ctrl-D or /exit leaves.\n");
+    std::atomic<bool> leave{false};  // a signal between two turns
+    const InterruptScope between([&] { leave = true; });
+    LineReader reader;
+    QKV_ASSIGN_OR_RETURN(std::optional<std::string> line, FirstTurn());
+    for (bool first = line.has_value(); !leave; first = false) {
+      if (!first) {
+        if (terminal) PrintNote("> ");
+        line = reader.Next();
+      }
+      if (!line || *line == "/exit") break;
+      if (line->find_first_not_of(" \t\r") == std::string::npos) continue;
+      const Status status = Turn(*line);
+      const bool goes_on = status.code() == StatusCode::kOutOfRange || status.code() == StatusCode::kInvalidArgument;
+      if (!status.ok() && !goes_on) return status;
+      if (!status.ok()) exit_code_ = ReportError(status);
+      if (OutputIsLost() || TerminationRequested()) break;
+    }
+    if (terminal && !line) PrintNote("\n");
+    if (leave || reader.interrupted() || TerminationRequested()) exit_code_ = kInterrupted;
+    return {};
+  }
+
+  // -p or -f, if given.
+  Result<std::optional<std::string>> FirstTurn() const {
+    if (!flags_.prompt.text && flags_.prompt.file.empty()) return std::optional<std::string>();
+    PromptFlags flags = flags_.prompt;
+    flags.chat = false;  // the text as it is
+    flags.system.clear();
+    QKV_ASSIGN_OR_RETURN(Prompt prompt, ReadPrompt(flags, *model_, false));
+    return std::optional<std::string>(std::move(prompt.text));
+  }
+
+  // The whole conversation's tokens with this turn, and the start of the answer.
+  Result<JoinedPrompt> PromptWith(const std::string& text) {
+    if (session_->tokens().empty()) {
+      messages_.clear();
+      if (!flags_.prompt.system.empty()) messages_.push_back({"system", flags_.prompt.system});
+      messages_.push_back({"user", text});
+      QKV_ASSIGN_OR_RETURN(const std::string start,
+                           model_->ApplyChatTemplate(messages_, /*add_generation_prompt=*/true));
+      return MatchPrompt({}, model_->Tokenize(start, /*add_special=*/true));
+    }
+    const std::string before = open_turn_ ? model_->Detokenize(session_->tokens()) : "";
+    QKV_ASSIGN_OR_RETURN(const std::string turn, NextUserTurn(*model_, text, before));
+    return JoinPrompt(*model_, session_->tokens(), turn);
+  }
+
+  // One turn and its answer. kOutOfRange and kInvalidArgument leave the conversation as it was; being cancelled is no
+  // error: without an answer, the turn is taken back.
+  Status Turn(const std::string& text) {
+    QKV_RETURN_IF_ERROR(CheckUtf8(text));
+    QKV_ASSIGN_OR_RETURN(const JoinedPrompt prompt, PromptWith(text));
+    if (prompt.tokens.size() >= session_->context()) {
+      return {
+          StatusCode::kOutOfRange,
+          fmt::format("the context is full: {} tokens needed, {} available; say less, or leave and start again with "
+                      "a larger -c",
+                      prompt.tokens.size() + 1, session_->context())};
+    }
+    const std::vector<int32_t> before = session_->tokens();
+    const InterruptScope interrupt([this] { session_->Cancel(); });
+    const Status status = Read(prompt);
+    session_->ResetCancel();
+    if (status.code() == StatusCode::kCancelled) {
+      PrintNote("stopped; the turn was taken back\n");
+      return TakeBack(before, prompt.cached);
+    }
+    QKV_RETURN_IF_ERROR(status);
+    NoteTurn(prompt);
+    return Answer();
+  }
+
+  Status Read(const JoinedPrompt& prompt) {
+    QKV_RETURN_IF_ERROR(session_->Truncate(prompt.cached));
+    ProgressLine line("reading");
+    PrefillOptions options;
+    options.progress = [&](size_t done, size_t total) { line.Update(done, total, "tokens"); };
+    return session_->Prefill(std::span(prompt.tokens).subspan(prompt.cached), options);
+  }
+
+  // The seam may have cost a few tokens of what was there.
+  Status TakeBack(const std::vector<int32_t>& before, size_t cached) {
+    QKV_RETURN_IF_ERROR(session_->Truncate(cached));
+    if (cached == before.size()) return {};
+    return session_->Prefill(std::span(before).subspan(cached), {});
+  }
+
+  Status Answer() {
+    const auto start = static_cast<uint32_t>(session_->tokens().size());
+    open_turn_ = true;
+    QKV_ASSIGN_OR_RETURN(const Generation answer, PrintAnswer(flags_.generate, session_.get()));
+    session_->ResetCancel();
+    // The session holds what was printed, for the next turn; a full context keeps what fits.
+    const Status rest = DecodeRest(answer, session_.get());
+    if (!rest.ok() && rest.code() != StatusCode::kOutOfRange) return rest;
+    if (const auto end = static_cast<uint32_t>(session_->tokens().size()); end > start) {
+      segments_.push_back({kGeneratedRole, flags_.agent, "", start, end - start});
+    }
+    if (answer.stop != StopReason::kContext) return {};
+    return {StatusCode::kOutOfRange,
+            fmt::format("the context of {} tokens is full: the answer was cut; leave and start again with a larger -c",
+                        session_->context())};
+  }
+
+  // The segments up to this turn's end. The seam may cost the last of them some tokens.
+  void NoteTurn(const JoinedPrompt& prompt) {
+    const auto cached = static_cast<uint32_t>(prompt.cached);
+    const auto end = static_cast<uint32_t>(prompt.tokens.size());
+    if (cached == 0) segments_ = SegmentsOf(*model_, messages_, prompt.tokens, flags_.agent);
+    while (!segments_.empty() && segments_.back().first_token >= cached && cached > 0) segments_.pop_back();
+    if (segments_.empty()) {
+      segments_.push_back({"user", flags_.agent, "", 0, end});
+    } else if (cached > 0) {
+      segments_.back().tokens = cached - segments_.back().first_token;
+      segments_.push_back({"user", flags_.agent, "", cached, end - cached});
+    }
+  }
+
+  Status Save() {
+    if (session_->tokens().empty()) {
+      return {StatusCode::kInvalidArgument, "nothing was said, so no card was written"};
+    }
+    return WriteCard(flags_, *session_, segments_);
+  }
+
+  const RunFlags& flags_;
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<Session> session_;   // after model_: it goes first
+  std::vector<ChatMessage> messages_;  // of the first turn, without a card
+  std::vector<Segment> segments_;
+  bool open_turn_ = false;  // the tokens end within the assistant's turn
+  int exit_code_ = kSuccess;
+};
+
+}  // namespace
+
+int RunChat(const RunFlags& flags) {
+  const Result<int> code = Chat(flags).Run();
+  return code ? *code : ReportError(code.status());
+}
+
+}  // namespace qkvshare::cli
