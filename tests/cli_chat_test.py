@@ -85,7 +85,7 @@ class PipeTest(CliTest):
         self.assertEqual(self.answers(*GREEDY, lines=["", "  ", "/exit", "Hello"]), b"")
         done = self.execute(*chat(*GREEDY, "--card", path("doc4.card")), stdin=b"last line without its end")
         self.assertEqual((done.returncode, done.stdout.count(b"\n") > 0), (0, True))
-        self.assertRegex(done.stderr, rb"\Amode: restore \(the card's \d+ tokens\)\n\Z")  # no "> "
+        self.assertRegex(done.stderr, rb"\Amode: restore \(the card's \d+ tokens; K f16, .*\)\n\Z")  # no "> "
 
     def test_full_context(self):
         lines = f"{DOCUMENT * 3}\nHi\n".encode()

@@ -14,7 +14,7 @@ try:
 except ImportError:
     numpy = None
 
-FORMATS = {"<f2": "e", "<f4": "f", "<i4": "i", "|u1": "B"}
+FORMATS = {"<f2": "e", "<f4": "f", "<i4": "i", "|u1": "B", "|i1": "b"}
 
 
 def read_npz(name):
@@ -41,8 +41,8 @@ class UnpackTest(CliTest):
         arrays = read_npz(path("doc4.npz"))
         info = self.report("info", path("doc4.card"))
         tokens = info["tokens"]
-        self.assertEqual(list(arrays), ["token_ids", "positions", "level_of_token", "levels", "info", "layer0_keys",
-                                        "layer0_values", "layer1_keys", "layer1_values"])
+        self.assertEqual(list(arrays), ["token_ids", "positions", "level_of_token", "levels", "layer_adjustments",
+                                        "info", "layer0_keys", "layer0_values", "layer1_keys", "layer1_values"])
         self.assertEqual(arrays["positions"], ("<i4", (tokens,), tuple(range(tokens))))
         self.assertEqual(arrays["token_ids"][:2], ("<i4", (tokens,)))
         levels = [(level["key_bits"], level["value_bits"]) for level in info["levels"]]

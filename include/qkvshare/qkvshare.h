@@ -88,8 +88,7 @@ typedef struct qkv_model_options {
 QKV_API qkv_status qkv_model_options_default(qkv_model_options* options, size_t struct_size);
 
 /* Loads a GGUF file, or a model by its name from `qkvshare models list` that has been downloaded. QKV_NOT_FOUND,
- * QKV_CORRUPT (llama.cpp cannot read it), QKV_UNSUPPORTED (recurrent, hybrid, sliding-window and encoder models),
- * QKV_CANCELLED. */
+ * QKV_CORRUPT (llama.cpp cannot read it), QKV_UNSUPPORTED (recurrent, hybrid and encoder models), QKV_CANCELLED. */
 QKV_API qkv_status qkv_model_load(const char* path, const qkv_model_options* options, qkv_model** model,
                                   qkv_error* error);
 QKV_API void qkv_model_free(qkv_model* model);
@@ -143,6 +142,10 @@ typedef struct qkv_session_options {
   int32_t threads;       /* up to 512; 0: one a core */
   float rope_freq_base;  /* 0: from the model */
   float rope_freq_scale; /* 0: from the model */
+  /* Of the context's own cache: "f16", "bf16", "q8_0" or "q4_0"; "f16". Cards go from and to every type. */
+  const char* cache_type_k;
+  const char* cache_type_v;
+  bool flash_attention; /* needed by quantized V and by keep_attention; true */
 } qkv_session_options;
 
 QKV_API qkv_status qkv_session_options_default(qkv_session_options* options, size_t struct_size);
@@ -309,7 +312,7 @@ QKV_API qkv_status qkv_card_unpack(const qkv_card* card, size_t layer, qkv_side 
 
 /* Replaces the session's tokens by the card's first token_count tokens (0: all). Everything is checked before the
  * session is changed. QKV_MISMATCH (another model, RoPE or shapes), QKV_OUT_OF_RANGE (the context is too short),
- * QKV_UNSUPPORTED (positions that do not count from 0), QKV_CORRUPT. */
+ * QKV_UNSUPPORTED (a card that continues another, or whose positions do not count from 0), QKV_CORRUPT. */
 QKV_API qkv_status qkv_session_restore(qkv_session* session, const qkv_card* card, size_t token_count,
                                        qkv_error* error);
 

@@ -349,7 +349,28 @@ TEST_F(ApiTest, SessionOptionsAreChecked) {
   refused([](qkv_session_options* o) { o->threads = 10000; }, "threads");
   refused([](qkv_session_options* o) { o->rope_freq_base = -1; }, "rope");
   refused([](qkv_session_options* o) { o->rope_freq_scale = NAN; }, "rope");
+  refused([](qkv_session_options* o) { o->cache_type_k = nullptr; }, "cache_type_k is NULL");
+  refused([](qkv_session_options* o) { o->cache_type_v = nullptr; }, "cache_type_v is NULL");
+  refused([](qkv_session_options* o) { o->cache_type_k = "q5_1"; }, "q5_1");
+  refused(
+      [](qkv_session_options* o) {
+        o->cache_type_v = "q8_0";
+        o->flash_attention = false;
+      },
+      "flash attention");
   EXPECT_EQ(session, nullptr);
+}
+
+TEST_F(ApiTest, ACardGoesIntoACacheOfAnotherType) {
+  const auto card = OpenCard(Pack(ReadText().get(), 8));
+  qkv_session_options options = Small();
+  options.cache_type_k = options.cache_type_v = "q8_0";
+  qkv_session* session = nullptr;
+  Good(qkv_session_create(model_.get(), &options, &session, &error_));
+  const Handle<qkv_session> owned(session);
+  Good(qkv_session_restore(session, card.get(), 0, &error_));
+  Good(qkv_session_prefill_text(session, "", 0, nullptr, &error_));
+  EXPECT_EQ(Greedy(session, 2).tokens.size(), 2U);
 }
 
 TEST_F(ApiTest, ASessionOutlivesItsModelHandle) {

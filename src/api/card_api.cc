@@ -164,9 +164,10 @@ qkv_status qkv_card_get_token_bits(const qkv_card* card, size_t layer, qkv_side 
       return {StatusCode::kInvalidArgument,
               "bit_count: the card has " + std::to_string(card->card.tokens()) + " tokens"};
     }
+    const qkvshare::BitPlan& plan = card->card.plan();
+    const std::vector<int> bits_of_level = plan.SideBitsOf(layer, which);
     for (size_t token = 0; token < bit_count; ++token) {
-      const qkvshare::Level level = card->card.plan().level(token);
-      bits[token] = which == Side::kKeys ? level.key_bits : level.value_bits;
+      bits[token] = static_cast<uint8_t>(bits_of_level[plan.level_of_token[token]]);
     }
     return {};
   });

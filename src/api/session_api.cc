@@ -45,6 +45,11 @@ Status Create(const qkv_model* model, const qkv_session_options* given, qkv_sess
   create.threads = options.threads;
   create.rope_freq_base = options.rope_freq_base;
   create.rope_freq_scale = options.rope_freq_scale;
+  QKV_RETURN_IF_ERROR(
+      api::CheckNotNull({{"cache_type_k", options.cache_type_k}, {"cache_type_v", options.cache_type_v}}));
+  QKV_ASSIGN_OR_RETURN(create.cache_type_k, qkvshare::CacheTypeFromName(options.cache_type_k));
+  QKV_ASSIGN_OR_RETURN(create.cache_type_v, qkvshare::CacheTypeFromName(options.cache_type_v));
+  create.flash_attention = options.flash_attention;
   auto handle = std::make_unique<qkv_session>();
   handle->model = model->model;
   QKV_ASSIGN_OR_RETURN(handle->session, Session::Create(*model->model, create));
@@ -149,9 +154,16 @@ Result<qkvshare::PackedCard> Pack(const qkv_session* handle, const qkv_pack_opti
 
 qkv_status qkv_session_options_default(qkv_session_options* options, size_t struct_size) {
   const qkvshare::SessionOptions defaults;
-  return api::SetDefaults(qkv_session_options{0, defaults.context, defaults.batch, defaults.threads,
-                                              defaults.rope_freq_base, defaults.rope_freq_scale},
-                          options, struct_size);
+  qkv_session_options value{};
+  value.context = defaults.context;
+  value.batch = defaults.batch;
+  value.threads = defaults.threads;
+  value.rope_freq_base = defaults.rope_freq_base;
+  value.rope_freq_scale = defaults.rope_freq_scale;
+  value.cache_type_k = CacheTypeName(defaults.cache_type_k);
+  value.cache_type_v = CacheTypeName(defaults.cache_type_v);
+  value.flash_attention = defaults.flash_attention;
+  return api::SetDefaults(value, options, struct_size);
 }
 
 qkv_status qkv_session_create(const qkv_model* model, const qkv_session_options* options, qkv_session** session,

@@ -119,7 +119,9 @@ class Chat {
     QKV_RETURN_IF_ERROR(RestoreCard(*card, card_tokens, session_.get(), &times));
     segments_ = card->info().segments;
     open_turn_ = EndsInAnswer(*card);
-    PrintNote(fmt::format("mode: restore (the card's {} tokens)\n", card_tokens));
+    PrintNote(fmt::format("mode: restore (the card's {} tokens; K {}, V {}, flash attention {})\n", card_tokens,
+                          CacheTypeName(session_->cache_type_k()), CacheTypeName(session_->cache_type_v()),
+                          session_->flash_attention() ? "on" : "off"));
     return {};
   }
 

@@ -106,11 +106,17 @@ class Unpacker {
     const std::vector<int32_t> positions(card_.positions().begin(), card_.positions().end());
     std::vector<uint8_t> levels;
     for (const Level level : card_.plan().levels) levels.insert(levels.end(), {level.key_bits, level.value_bits});
+    std::vector<int8_t> adjustments;
+    for (size_t layer = 0; layer < card_.layers(); ++layer) {
+      const LayerAdjustment adjustment = card_.plan().adjustment(layer);
+      adjustments.insert(adjustments.end(), {adjustment.keys, adjustment.values});
+    }
     const std::string info = CardInfoToJson(card_.info());
     QKV_RETURN_IF_ERROR(file->Add("token_ids", "<i4", {tokens}, BytesOf(ids)));
     QKV_RETURN_IF_ERROR(file->Add("positions", "<i4", {tokens}, BytesOf(positions)));
     QKV_RETURN_IF_ERROR(file->Add("level_of_token", "|u1", {tokens}, card_.plan().level_of_token));
     QKV_RETURN_IF_ERROR(file->Add("levels", "|u1", {card_.plan().levels.size(), 2}, levels));
+    QKV_RETURN_IF_ERROR(file->Add("layer_adjustments", "|i1", {card_.layers(), 2}, BytesOf(adjustments)));
     return file->Add("info", "|u1", {info.size()}, {reinterpret_cast<const uint8_t*>(info.data()), info.size()});
   }
 
@@ -158,7 +164,9 @@ Command AddUnpack(CLI::App* app) {
       "Example:\n  qkvshare unpack report.card -o report.npz --layers 0,10-12\n"
       "Arrays: layer0_keys, layer0_values... [tokens, kv_heads, head_dim], keys with RoPE applied; token_ids, "
       "positions,\n"
-      "level_of_token [tokens]; levels [levels, 2]: bits of keys and values; info: JSON text as bytes.\n"
+      "level_of_token [tokens]; levels [levels, 2]: bits of keys and values; layer_adjustments [layers, 2]: steps by "
+      "which\n"
+      "a layer is wider or narrower; info: JSON text as bytes.\n"
       "Like the card, they can be turned back into the text. No model is needed.");
   app->add_option("card", flags->card, "The card")->required();
   app->add_option("-o,--output", flags->output, "The .npz file to write")->required()->check(NotEmpty());

@@ -83,10 +83,10 @@ Result<Generation> Generate(Session* session, const GenerateOptions& options, in
   return out;
 }
 
-Status DecodeRest(const Generation& generation, Session* session) {
-  if (generation.end_token >= 0) return session->Prefill({&generation.end_token, 1}, {});
+Status DecodeRest(const Generation& generation, Session* session, int sequence) {
+  if (generation.end_token >= 0) return session->Prefill({&generation.end_token, 1}, {}, sequence);
   if (generation.tokens.empty()) return {};
-  return session->Prefill({&generation.tokens.back(), 1}, {});
+  return session->Prefill({&generation.tokens.back(), 1}, {}, sequence);
 }
 
 }  // namespace qkvshare

@@ -47,6 +47,6 @@ Result<Generation> Generate(Session* session, const GenerateOptions& options, in
 
 // Decodes what Generate left: the last token sampled, or the end token. Then the session holds all that was generated.
 // kOutOfRange, and nothing is changed, where the context is full.
-Status DecodeRest(const Generation& generation, Session* session);
+Status DecodeRest(const Generation& generation, Session* session, int sequence = 0);
 
 }  // namespace qkvshare
