@@ -25,21 +25,21 @@ struct Segment {
   std::string parent;  // content id (hex) of the card it came with, empty where the owner prefilled it
   uint32_t first_token = 0;
   uint32_t tokens = 0;
-  std::vector<SegmentReader> readers{};  // empty: not known
+  std::vector<SegmentReader> readers = {};  // empty: not known
 
   friend bool operator==(const Segment&, const Segment&) = default;
 };
 
 struct CardInfo {
-  std::string model_name;               // for people; identity is the fingerprint
-  std::string architecture;             // as in the GGUF
-  std::string sender;                   // the agent that packed the card
-  std::string policy;                   // the bit-allocation policy
-  std::string created;                  // UTC, RFC 3339
-  std::string writer;                   // "qkvshare 0.1.0"
-  std::vector<Segment> segments;        // cover all tokens in order
-  std::vector<std::string> features{};  // what the policy looked at
-  std::string cache_type{};             // of the sender's context: "f16", or "q8_0/q4_0" for keys and values
+  std::string model_name;                  // for people; identity is the fingerprint
+  std::string architecture;                // as in the GGUF
+  std::string sender;                      // the agent that packed the card
+  std::string policy;                      // the bit-allocation policy
+  std::string created;                     // UTC, RFC 3339
+  std::string writer;                      // "qkvshare 0.1.0"
+  std::vector<Segment> segments;           // cover all tokens in order
+  std::vector<std::string> features = {};  // what the policy looked at
+  std::string cache_type = {};             // of the sender's context: "f16", or "q8_0/q4_0" for keys and values
 
   friend bool operator==(const CardInfo&, const CardInfo&) = default;
 };

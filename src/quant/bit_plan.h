@@ -47,10 +47,10 @@ bool IsValidLevel(Level level);
 std::string LevelName(Level level);
 
 struct BitPlan {
-  std::string policy;                     // the policy that made it, for the card's metadata
-  std::vector<Level> levels;              // distinct, at most 16
-  std::vector<uint8_t> level_of_token;    // index into levels, one a token
-  std::vector<LayerAdjustment> layers{};  // one a layer, or empty: none is adjusted
+  std::string policy;                        // the policy that made it, for the card's metadata
+  std::vector<Level> levels;                 // distinct, at most 16
+  std::vector<uint8_t> level_of_token;       // index into levels, one a token
+  std::vector<LayerAdjustment> layers = {};  // one a layer, or empty: none is adjusted
 
   size_t tokens() const { return level_of_token.size(); }
   Level level(size_t token) const { return levels[level_of_token[token]]; }

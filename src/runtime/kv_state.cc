@@ -55,8 +55,6 @@ struct Contents {
 struct RowsHead {
   int32_t type = 0;
   uint64_t row_bytes = 0;  // where V is transposed: value bytes (low half) and row values (high half)
-
-  friend bool operator==(const RowsHead&, const RowsHead&) = default;
 };
 
 bool IsTransposed(const StateLayout& layout, Side side) { return side == Side::kValues && layout.transposed_values; }
