@@ -10,7 +10,7 @@ namespace qkvshare {
 int SideBits(Level level, Side side, LayerAdjustment adjustment) {
   const int bits = side == Side::kKeys ? level.key_bits : level.value_bits;
   if (level == kExactLevel) return bits;
-  const int steps = side == Side::kKeys ? adjustment.keys : adjustment.values;
+  const int8_t steps = side == Side::kKeys ? adjustment.keys : adjustment.values;
   const auto width = std::find(kWidths.begin(), kWidths.end(), bits) - kWidths.begin();
   return kWidths[static_cast<size_t>(std::clamp<std::ptrdiff_t>(width + steps, 0, kWidths.size() - 1))];
 }
