@@ -33,7 +33,8 @@ class InstallTest(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = Path(tempfile.mkdtemp(prefix="qkv_install_test_"))
         cls.addClassCleanup(shutil.rmtree, cls.folder)
-        os.environ["QKV_CACHE"] = str(cls.folder / "cache")
+        # Several threads would wait for each other in models this small.
+        os.environ.update(QKV_CACHE=str(cls.folder / "cache"), OMP_THREAD_LIMIT="1")
         stage = cls.folder / "stage"
         if BUILD == ROOT / "build" / "release":
             # As under sudo: what has been built.

@@ -230,7 +230,7 @@ QKV_API qkv_status qkv_session_generate(qkv_session* session, const qkv_generate
 
 typedef struct qkv_pack_options {
   size_t struct_size;
-  double bits;        /* average of a key or value channel, 4 to 16 (exact); 4 */
+  double bits;        /* average of a key or value channel, 2 to 16 (exact); 4 */
   uint64_t max_bytes; /* of the whole card, instead of bits; 0: by bits */
   const char* policy; /* "uniform", or "local" after a prefill with keep_attention; "uniform" */
   const char* agent;  /* the sender's name, kept in the card; "agent" */
