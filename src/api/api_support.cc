@@ -34,7 +34,7 @@ qkv_status Report(const Status& status, qkv_error* error) noexcept {
 
 Status CheckNotNull(std::initializer_list<Argument> arguments) {
   for (const Argument& argument : arguments) {
-    if (argument.value == nullptr) return {StatusCode::kInvalidArgument, fmt::format("{} is NULL", argument.name)};
+    if (argument.is_null) return {StatusCode::kInvalidArgument, fmt::format("{} is NULL", argument.name)};
   }
   return {};
 }

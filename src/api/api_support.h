@@ -1,9 +1,11 @@
 // What the functions of the C API share: the boundary that nothing throws across, options that grow, owned outputs.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <memory>
 #include <new>
 #include <span>
@@ -53,8 +55,10 @@ qkv_status Call(qkv_error* error, const Function& function) noexcept {
 
 // kInvalidArgument naming the first of the arguments that is NULL.
 struct Argument {
+  template <typename T>
+  Argument(const char* argument, T* value) : name(argument), is_null(value == nullptr) {}
   const char* name;
-  const void* value;
+  bool is_null;
 };
 Status CheckNotNull(std::initializer_list<Argument> arguments);
 

@@ -186,7 +186,7 @@ qkv_status qkv_session_restore(qkv_session* session, const qkv_card* card, size_
     QKV_RETURN_IF_ERROR(api::CheckNotNull({{"session", session}, {"card", card}}));
     const size_t tokens = token_count == 0 ? card->card.tokens() : token_count;
     qkvshare::RestoreTimes times;
-    const Status status = RestoreCard(card->card, tokens, session->session.get(), &times);
+    Status status = RestoreCard(card->card, tokens, session->session.get(), &times);
     const size_t held = session->session->tokens().size();
     session->restored = status.ok() ? held : std::min(session->restored, held);  // a failed injection empties it
     return status;

@@ -115,7 +115,7 @@ Status GenerateInto(qkv_session* handle, const qkv_generate_options* given, qkv_
   api::Owned<char> text(done.text);
   api::Owned<int32_t> tokens(done.tokens);
   session->ResetCancel();
-  const Status rest = DecodeRest(done, session);
+  Status rest = DecodeRest(done, session);
   if (!rest.ok() && rest.code() != StatusCode::kOutOfRange) return rest;  // a full context keeps what fits
   qkv_generation value{};
   text.Give(&value.text, &value.text_bytes);

@@ -221,7 +221,7 @@ class Chat {
     QKV_ASSIGN_OR_RETURN(const Generation answer, PrintAnswer(flags_.generate, session_.get()));
     session_->ResetCancel();
     // The session holds what was printed, for the next turn; a full context keeps what fits.
-    const Status rest = DecodeRest(answer, session_.get());
+    Status rest = DecodeRest(answer, session_.get());
     if (!rest.ok() && rest.code() != StatusCode::kOutOfRange) return rest;
     if (const auto end = static_cast<uint32_t>(session_->tokens().size()); end > start) {
       segments_.push_back({kGeneratedRole, flags_.agent, "", start, end - start});
