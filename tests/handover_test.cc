@@ -284,6 +284,7 @@ TEST_F(HandoverTest, LocalPolicyWithoutAChoiceIsRefused) {
   ASSERT_TRUE(sender->Prefill(SomeTokens(100), prefill).ok());
   PackOptions options;
   options.policy = Policy::kLocal;
+  options.code_bits = 2;
   PackTimes times;
   const Status status = PackSession(*sender, options, &times).status();
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);

@@ -7,6 +7,7 @@
 #include "base/hash.h"
 #include "card/card.h"
 #include "cli/commands.h"
+#include "cli/policy_flags.h"
 #include "cli/terminal.h"
 
 namespace qkvshare::cli {
@@ -18,12 +19,6 @@ struct InfoFlags {
 };
 
 nlohmann::json InfoJson(const Card& card) {
-  nlohmann::json levels = nlohmann::json::array();
-  for (size_t i = 0; i < card.plan().levels.size(); ++i) {
-    const Level level = card.plan().levels[i];
-    levels.push_back(
-        {{"key_bits", level.key_bits}, {"value_bits", level.value_bits}, {"tokens", card.order().level_size[i]}});
-  }
   nlohmann::json object = nlohmann::json::parse(CardInfoToJson(card.info()));
   const RopeParams& rope = card.identity().first_rope;
   object.update({{"content_id", ToHex(card.content_id())},
@@ -34,11 +29,13 @@ nlohmann::json InfoJson(const Card& card) {
                  {"position_offset", card.position_offset()},
                  {"hop", card.hop()},
                  {"exact_tokens", card.exact_tokens()},
+                 {"protected_tokens", card.protected_tokens()},
+                 {"anchors", card.anchors().size()},
                  {"layers", card.layers()},
                  {"kv_heads", card.shape(0).kv_heads},
                  {"key_dim", card.shape(0).key_dim},
                  {"value_dim", card.shape(0).value_dim},
-                 {"levels", levels},
+                 {"levels", LevelsJson(card)},
                  {"code_bits", card.average_code_bits()},
                  {"total_bits", card.average_total_bits()},
                  {"file_bytes", card.file_bytes()},
@@ -62,6 +59,10 @@ void PrintInfo(const Card& card) {
                            ToHex(card.identity().rope).substr(0, 16)));
   line("tokens", fmt::format("{}, from position {}", card.tokens(), card.position_offset()));
   line("sender", fmt::format("{}, hop {}, policy {}", info.sender, card.hop(), info.policy));
+  std::string features;
+  for (const std::string& feature : info.features) features += (features.empty() ? "" : ", ") + feature;
+  if (!features.empty()) line("features", features);
+  if (card.protected_tokens() > 0) line("protected", fmt::format("the last {} tokens", card.protected_tokens()));
   line("written", fmt::format("{} by {}", info.created, info.writer));
   line("size", fmt::format("{} ({} payload); F16: {}, {:.2f} times as much", FormatBytes(card.file_bytes()),
                            FormatBytes(card.payload_bytes()), FormatBytes(card.fp16_bytes()),

@@ -9,6 +9,7 @@
 #include "card/card.h"
 #include "cli/commands.h"
 #include "cli/options.h"
+#include "cli/policy_flags.h"
 #include "cli/terminal.h"
 #include "runtime/sender.h"
 
@@ -18,12 +19,10 @@ namespace {
 struct PackFlags {
   ModelFlags model;
   PromptFlags prompt;
+  PolicyFlags policy;
   std::string output;
-  std::string policy = "uniform";
   std::string agent = "agent";
   std::string state_output;
-  double bits = 4;
-  size_t max_bytes = 0;
   bool generation_prompt = false;
   bool json = false;
 };
@@ -31,6 +30,7 @@ struct PackFlags {
 struct PackResult {
   size_t tokens = 0;
   int64_t prefill_us = 0;
+  int64_t predictions_us = 0;  // logits to features
   PackTimes times;
   int64_t write_us = 0;
 };
@@ -46,6 +46,29 @@ Status CheckCacheFlags(const PackFlags& flags, Policy policy) {
   return {};
 }
 
+// Prefills, and adds to the options what their policy needs to know of it.
+Status PrefillPrompt(const std::vector<int32_t>& tokens, Session* session, PackOptions* options, PackResult* result) {
+  const InterruptScope interrupt([&] { session->Cancel(); });
+  ProgressLine line("reading");
+  PrefillOptions prefill;
+  if (options->policy != Policy::kUniform) {
+    prefill.window = kWindowTokens;
+    prefill.window_stride = kWindowStride;
+  }
+  PredictionMeter meter(session->model(), tokens);
+  if (options->features.NeedsPredictions()) {
+    prefill.logits = [&](size_t token, const float* logits) { meter.Add(token, logits); };
+  }
+  prefill.progress = [&](size_t done, size_t total) { line.Update(done, total, "tokens"); };
+  Stopwatch watch;
+  QKV_RETURN_IF_ERROR(session->Prefill(tokens, prefill));
+  result->tokens = tokens.size();
+  result->predictions_us = meter.us();
+  result->prefill_us = watch.LapUs() - meter.us();
+  if (options->features.NeedsPredictions()) options->predictions = meter.Take();
+  return {};
+}
+
 Status PackPrompt(const PackFlags& flags, PackResult* result) {
   QKV_RETURN_IF_ERROR(CheckCardTarget(flags.output, flags.model, flags.prompt));
   if (!flags.state_output.empty()) QKV_RETURN_IF_ERROR(CheckTarget(flags.state_output, flags.model, flags.prompt));
@@ -55,37 +78,22 @@ Status PackPrompt(const PackFlags& flags, PackResult* result) {
   if (flags.generation_prompt && !flags.prompt.chat && flags.prompt.messages_file.empty()) {
     return {StatusCode::kInvalidArgument, "--generation-prompt goes with --chat or --messages"};
   }
-  PackOptions options;
-  QKV_ASSIGN_OR_RETURN(options.policy, PolicyFromName(flags.policy));
-  options.code_bits = flags.bits;
-  options.max_bytes = flags.max_bytes;
+  QKV_ASSIGN_OR_RETURN(PackOptions options, flags.policy.Options());
   options.sender = flags.agent;
-  QKV_RETURN_IF_ERROR(CheckPackOptions(options));
   QKV_RETURN_IF_ERROR(CheckCacheFlags(flags, options.policy));
   QKV_ASSIGN_OR_RETURN(const std::unique_ptr<Model> model, flags.model.Load());
   QKV_ASSIGN_OR_RETURN(const Prompt prompt, ReadPrompt(flags.prompt, *model, flags.generation_prompt));
   const std::vector<int32_t> tokens = model->Tokenize(prompt.text, /*add_special=*/true);
   if (tokens.empty()) return {StatusCode::kInvalidArgument, "the prompt is empty: there is nothing to pack"};
   options.segments = SegmentsOf(*model, prompt.messages, tokens, flags.agent);
+  QKV_RETURN_IF_ERROR(flags.policy.AddReaders(flags.agent, tokens.size(), &options.segments));
+  QKV_RETURN_IF_ERROR(flags.policy.AddAnchors(tokens, &options.anchors));
   SessionOptions session_options = flags.model.session;
   if (session_options.context == 0) session_options.context = ContextFor(*model, tokens.size());
   QKV_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, Session::Create(*model, session_options));
-  Stopwatch watch;
-  {
-    const InterruptScope interrupt([&] { session->Cancel(); });
-    ProgressLine line("reading");
-    PrefillOptions prefill;
-    if (options.policy != Policy::kUniform) {
-      prefill.window = kWindowTokens;
-      prefill.window_stride = kWindowStride;
-    }
-    prefill.progress = [&](size_t done, size_t total) { line.Update(done, total, "tokens"); };
-    QKV_RETURN_IF_ERROR(session->Prefill(tokens, prefill));
-  }
-  result->tokens = tokens.size();
-  result->prefill_us = watch.LapUs();
+  QKV_RETURN_IF_ERROR(PrefillPrompt(tokens, session.get(), &options, result));
   QKV_ASSIGN_OR_RETURN(const PackedCard card, PackSession(*session, options, &result->times));
-  watch.LapUs();
+  Stopwatch watch;
   QKV_RETURN_IF_ERROR(card.Write(flags.output));
   result->write_us = watch.LapUs();
   if (flags.state_output.empty()) return {};
@@ -98,27 +106,32 @@ Status RunPack(const PackFlags& flags) {
   QKV_RETURN_IF_ERROR(PackPrompt(flags, &result));
   QKV_ASSIGN_OR_RETURN(const Card card, Card::Open(flags.output));  // what is reported is what was written
   if (flags.json) {
-    const nlohmann::json object = {{"card", flags.output},
-                                   {"content_id", ToHex(card.content_id())},
-                                   {"tokens", result.tokens},
-                                   {"policy", card.info().policy},
-                                   {"file_bytes", card.file_bytes()},
-                                   {"f16_bytes", card.fp16_bytes()},
-                                   {"code_bits", card.average_code_bits()},
-                                   {"total_bits", card.average_total_bits()},
-                                   {"stages_us",
-                                    {{"prefill", result.prefill_us},
-                                     {"take", result.times.take_us},
-                                     {"plan", result.times.plan_us},
-                                     {"quantize", result.times.quantize_us},
-                                     {"write", result.write_us}}}};
+    nlohmann::json object = {{"card", flags.output},
+                             {"content_id", ToHex(card.content_id())},
+                             {"tokens", result.tokens},
+                             {"policy", card.info().policy},
+                             {"features", card.info().features},
+                             {"protected_tokens", card.protected_tokens()},
+                             {"levels", LevelsJson(card)},
+                             {"file_bytes", card.file_bytes()},
+                             {"f16_bytes", card.fp16_bytes()},
+                             {"code_bits", card.average_code_bits()},
+                             {"total_bits", card.average_total_bits()},
+                             {"stages_us",
+                              {{"prefill", result.prefill_us},
+                               {"take", result.times.take_us},
+                               {"plan", result.times.plan_us},
+                               {"quantize", result.times.quantize_us},
+                               {"write", result.write_us}}}};
+    if (result.predictions_us > 0) object["stages_us"]["predictions"] = result.predictions_us;
     PrintJson(object);
     return {};
   }
   fmt::print("{}: {} tokens, {} (F16: {}), {:.2f} bits a channel, {:.2f} with everything, policy {}\n", flags.output,
              result.tokens, FormatBytes(card.file_bytes()), FormatBytes(card.fp16_bytes()), card.average_code_bits(),
              card.average_total_bits(), card.info().policy);
-  fmt::print("prefill {}, take {}, plan {}, quantize {}, write {}\n", FormatUs(result.prefill_us),
+  fmt::print("prefill {}, {}take {}, plan {}, quantize {}, write {}\n", FormatUs(result.prefill_us),
+             result.predictions_us > 0 ? fmt::format("predictions {}, ", FormatUs(result.predictions_us)) : "",
              FormatUs(result.times.take_us), FormatUs(result.times.plan_us), FormatUs(result.times.quantize_us),
              FormatUs(result.write_us));
   return {};
@@ -134,13 +147,7 @@ Command AddPack(CLI::App* app) {
   flags->model.AddTo(app);
   flags->prompt.AddTo(app);
   app->add_option("-o,--output", flags->output, "The card to write")->required()->check(NotEmpty());
-  app->add_option("--policy", flags->policy, "Bit allocation: uniform, or local (attention of the last window)")
-      ->capture_default_str();
-  app->add_option("--bits", flags->bits, "Average bits of a key or value channel, 4 to 16 (16: exact)")
-      ->capture_default_str();
-  app->add_option("--max-bytes", flags->max_bytes, "Bytes of the card at most, instead of --bits")
-      ->check(CLI::PositiveNumber)
-      ->excludes("--bits");
+  flags->policy.AddTo(app);
   app->add_option("--agent", flags->agent, "The sender's name, kept in the card")->capture_default_str();
   app->add_flag("--generation-prompt", flags->generation_prompt,
                 "With --chat or --messages: end with the start of the assistant's turn");

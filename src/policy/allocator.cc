@@ -5,14 +5,14 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 #include <queue>
+#include <utility>
 
 #include "quant/row_scale.h"
 
 namespace qkvshare {
 namespace {
-
-constexpr size_t kLevelCount = kLevels.size();
 
 size_t WidthIndex(int bits) {
   return static_cast<size_t>(std::find(kWidths.begin(), kWidths.end(), bits) - kWidths.begin());
@@ -43,62 +43,88 @@ std::vector<uint32_t> SpreadRanks(size_t tokens) {
   return ranks;
 }
 
-class Allocator {
+// The levels of one allocation: those to choose from, then the exact one of the fixed tokens.
+class Ladder {
  public:
-  Allocator(const TokenCosts& costs, std::span<const LayerShape> shapes) : costs_(costs) {
-    for (size_t i = 0; i < kLevelCount; ++i) bytes_[i] = TokenBytes(shapes, kLevels[i]);
+  Ladder(const TokenCosts& costs, std::span<const LayerShape> shapes, const AllocationLimits& limits)
+      : costs_(costs), levels_(limits.levels) {
+    if (levels_.empty()) levels_.assign(kLevels.begin(), kLevels.end());
+    choices_ = levels_.size();
+    if (levels_.back() != kExactLevel) levels_.push_back(kExactLevel);
+    for (const Level level : levels_) {
+      widths_.emplace_back(WidthIndex(level.key_bits), WidthIndex(level.value_bits));
+      bytes_.push_back(TokenBytes(shapes, level, limits.layers));
+    }
   }
 
-  double Cost(size_t token, size_t level) const {
-    return costs_.keys[WidthIndex(kLevels[level].key_bits)][token] +
-           costs_.values[WidthIndex(kLevels[level].value_bits)][token];
-  }
-  size_t Bytes(size_t level) const { return bytes_[level]; }
+  size_t exact() const { return levels_.size() - 1; }
+  size_t bytes(size_t level) const { return bytes_[level]; }
 
   // The next corner of the hull after `level`: the level with the best gain a byte among those that fit in `room`.
-  // False where there is none.
+  // False where there is none. A wider level of as many bytes (2-bit rows are padded, and an adjusted level may be
+  // clamped to its neighbour) comes before all others; one that would add to the error is passed over.
   bool NextStep(uint32_t token, size_t level, size_t room, Step* step) const {
     bool found = false;
-    for (size_t to = level + 1; to < kLevelCount; ++to) {
+    for (size_t to = level + 1; to < choices_; ++to) {
       const size_t bytes = bytes_[to] - bytes_[level];
-      if (bytes > room) continue;
-      const double gain = (Cost(token, level) - Cost(token, to)) / static_cast<double>(bytes);
-      if (found && gain <= step->gain_per_byte) continue;
+      const double gain = Cost(token, level) - Cost(token, to);
+      if (bytes > room || gain < 0 || (bytes == 0 && gain == 0)) continue;
+      const double gain_per_byte =
+          bytes == 0 ? std::numeric_limits<double>::infinity() : gain / static_cast<double>(bytes);
+      if (found && gain_per_byte <= step->gain_per_byte) continue;
       found = true;
-      step->gain_per_byte = gain;
+      step->gain_per_byte = gain_per_byte;
       step->to = static_cast<uint8_t>(to);
     }
     step->token = token;
     return found;
   }
 
+  // Drops the levels that no token has.
+  BitPlan PlanOf(const std::vector<uint8_t>& level_of_token) const {
+    BitPlan plan;
+    std::vector<uint8_t> index(levels_.size());
+    for (size_t level = 0; level < levels_.size(); ++level) {
+      if (std::find(level_of_token.begin(), level_of_token.end(), level) == level_of_token.end()) continue;
+      index[level] = static_cast<uint8_t>(plan.levels.size());
+      plan.levels.push_back(levels_[level]);
+    }
+    for (const uint8_t level : level_of_token) plan.level_of_token.push_back(index[level]);
+    return plan;
+  }
+
  private:
+  double Cost(size_t token, size_t level) const {
+    return costs_.keys[widths_[level].first][token] + costs_.values[widths_[level].second][token];
+  }
+
   const TokenCosts& costs_;
-  std::array<size_t, kLevelCount> bytes_{};
+  std::vector<Level> levels_;
+  size_t choices_ = 0;
+  std::vector<std::pair<size_t, size_t>> widths_;  // of keys and values, indices into kWidths
+  std::vector<size_t> bytes_;
 };
 
-// Drops the levels that no token has.
-BitPlan PlanOf(const std::vector<uint8_t>& level_of_token, const std::string& policy) {
-  BitPlan plan;
-  plan.policy = policy;
-  std::array<uint8_t, kLevelCount> index{};
-  for (size_t level = 0; level < kLevelCount; ++level) {
-    if (std::find(level_of_token.begin(), level_of_token.end(), level) == level_of_token.end()) continue;
-    index[level] = static_cast<uint8_t>(plan.levels.size());
-    plan.levels.push_back(kLevels[level]);
+Status CheckLevels(const std::vector<Level>& levels) {
+  auto next = kLevels.begin();
+  for (const Level level : levels) {
+    const auto found = std::find(next, kLevels.end(), level);
+    if (found == kLevels.end()) {
+      return {StatusCode::kInvalidArgument, "levels: " + LevelName(level) + " is unknown or out of order"};
+    }
+    next = found + 1;
   }
-  for (const uint8_t level : level_of_token) plan.level_of_token.push_back(index[level]);
-  return plan;
+  return {};
 }
 
 }  // namespace
 
-size_t TokenBytes(std::span<const LayerShape> shapes, Level level) {
+size_t TokenBytes(std::span<const LayerShape> shapes, Level level, std::span<const LayerAdjustment> layers) {
   size_t bytes = 0;
-  for (const LayerShape& shape : shapes) {
+  for (size_t i = 0; i < shapes.size(); ++i) {
     for (const Side side : {Side::kKeys, Side::kValues}) {
-      const int bits = SideBits(level, side, {});
-      bytes += shape.kv_heads * (RowBytes(shape.dim(side), bits) + (bits < 16 ? sizeof(RowScale) : 0));
+      const int bits = SideBits(level, side, layers.empty() ? LayerAdjustment() : layers[i]);
+      bytes += shapes[i].kv_heads * (RowBytes(shapes[i].dim(side), bits) + (bits < 16 ? sizeof(RowScale) : 0));
     }
   }
   return bytes;
@@ -106,14 +132,14 @@ size_t TokenBytes(std::span<const LayerShape> shapes, Level level) {
 
 size_t PlanBytes(const BitPlan& plan, std::span<const LayerShape> shapes) {
   std::vector<size_t> level_bytes;
-  for (const Level level : plan.levels) level_bytes.push_back(TokenBytes(shapes, level));
+  for (const Level level : plan.levels) level_bytes.push_back(TokenBytes(shapes, level, plan.layers));
   size_t bytes = 0;
   for (const uint8_t level : plan.level_of_token) bytes += level_bytes[level];
   return bytes;
 }
 
-size_t BudgetForBits(double code_bits, size_t tokens, size_t exact_tokens, std::span<const LayerShape> shapes) {
-  const size_t exact = std::min(exact_tokens, tokens);
+size_t BudgetForBits(double code_bits, size_t tokens, FixedTokens fixed, std::span<const LayerShape> shapes) {
+  const size_t exact = fixed.count(tokens);
   const size_t exact_bytes = TokenBytes(shapes, kExactLevel);
   if (code_bits >= 16) return tokens * exact_bytes;
   const size_t scale_bytes = TokenBytes(shapes, {4, 4}) - exact_bytes / 4;
@@ -124,40 +150,49 @@ size_t BudgetForBits(double code_bits, size_t tokens, size_t exact_tokens, std::
   return exact * exact_bytes + static_cast<size_t>(std::floor(token_bytes * static_cast<double>(tokens - exact)));
 }
 
-Result<BitPlan> Allocate(const TokenCosts& costs, std::span<const LayerShape> shapes, size_t budget_bytes,
-                         size_t exact_tokens, const std::string& policy) {
-  const Allocator allocator(costs, shapes);
-  const size_t tokens = costs.keys[0].size();
-  const size_t exact = std::min(exact_tokens, tokens);
-  std::vector<uint8_t> level_of_token(tokens, 0);
-  std::fill_n(level_of_token.begin(), exact, static_cast<uint8_t>(kLevelCount - 1));
-  const size_t needed = exact * allocator.Bytes(kLevelCount - 1) + (tokens - exact) * allocator.Bytes(0);
-  if (needed > budget_bytes) {
+Result<BitPlan> Allocate(const TokenCosts& costs, std::span<const LayerShape> shapes, const AllocationLimits& limits,
+                         const std::string& policy) {
+  QKV_RETURN_IF_ERROR(CheckLevels(limits.levels));
+  const Ladder ladder(costs, shapes, limits);
+  const size_t tokens = costs.tokens();
+  const size_t exact = limits.fixed.count(tokens);
+  const size_t needed = exact * ladder.bytes(ladder.exact()) + (tokens - exact) * ladder.bytes(0);
+  if (needed > limits.budget_bytes) {
     return Status(StatusCode::kOutOfRange,
                   fmt::format("the byte budget is too small: {} tokens need at least {} bytes of codes and "
                               "scales, but {} are available",
-                              tokens, needed, budget_bytes));
+                              tokens, needed, limits.budget_bytes));
   }
-  size_t room = budget_bytes - needed;
+  size_t room = limits.budget_bytes - needed;
+  std::vector<uint8_t> level_of_token(tokens, 0);
   const std::vector<uint32_t> ranks = SpreadRanks(tokens);
   std::priority_queue<Step> steps;
   const auto offer = [&](uint32_t token) {
     Step step{};
     step.rank = ranks[token];
-    if (allocator.NextStep(token, level_of_token[token], room, &step)) steps.push(step);
+    if (ladder.NextStep(token, level_of_token[token], room, &step)) steps.push(step);
   };
-  for (size_t token = exact; token < tokens; ++token) offer(static_cast<uint32_t>(token));
+  for (uint32_t token = 0; token < tokens; ++token) {
+    if (limits.fixed.contains(token, tokens)) {
+      level_of_token[token] = static_cast<uint8_t>(ladder.exact());
+    } else {
+      offer(token);
+    }
+  }
   while (!steps.empty()) {
     const Step step = steps.top();
     steps.pop();
-    const size_t bytes = allocator.Bytes(step.to) - allocator.Bytes(level_of_token[step.token]);
+    const size_t bytes = ladder.bytes(step.to) - ladder.bytes(level_of_token[step.token]);
     if (bytes <= room) {
       room -= bytes;
       level_of_token[step.token] = step.to;
     }
     offer(step.token);  // its next step, or a smaller one that still fits
   }
-  return PlanOf(level_of_token, policy);
+  BitPlan plan = ladder.PlanOf(level_of_token);
+  plan.policy = policy;
+  plan.layers = limits.layers;
+  return plan;
 }
 
 }  // namespace qkvshare

@@ -4,29 +4,48 @@
 #include <cstddef>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "policy/token_costs.h"
 #include "qkvshare/status.h"
 #include "quant/bit_plan.h"
+#include "quant/channel_profile.h"
 #include "quant/kv_view.h"
 
 namespace qkvshare {
 
-// Bytes of one token's codes and scales, all layers.
-size_t TokenBytes(std::span<const LayerShape> shapes, Level level);
+// Tokens that stay exact whatever the budget says: the first ones (attention sinks) and a protected window at the end.
+struct FixedTokens {
+  size_t first = kSinkTokens;
+  size_t last = 0;
+
+  bool contains(size_t token, size_t tokens) const { return token < first || token + last >= tokens; }
+  size_t count(size_t tokens) const { return first + last < tokens ? first + last : tokens; }
+};
+
+// Bytes of one token's codes and scales, all layers. layers: one a layer, or empty.
+size_t TokenBytes(std::span<const LayerShape> shapes, Level level, std::span<const LayerAdjustment> layers = {});
 
 // Bytes of all codes and scales of a plan (without alignment).
 size_t PlanBytes(const BitPlan& plan, std::span<const LayerShape> shapes);
 
-// The budget that gives every token `code_bits` bits a channel on average, plus its scales, plus what the first
-// `exact_tokens` need to be exact. code_bits: 4 to 16.
-size_t BudgetForBits(double code_bits, size_t tokens, size_t exact_tokens, std::span<const LayerShape> shapes);
+// The budget that gives every token `code_bits` bits a channel on average, plus its scales, plus what the fixed tokens
+// need to be exact. At a width of the codes: exactly the bytes of uniform codes of that width. code_bits: 2 to 16.
+size_t BudgetForBits(double code_bits, size_t tokens, FixedTokens fixed, std::span<const LayerShape> shapes);
 
-// Starts every token at the narrowest level, the first `exact_tokens` exact, and widens where the expected error falls
-// most a byte, along the lower convex hull of each token's levels, until no step fits. The plan takes at most
-// budget_bytes and leaves less than its cheapest further step. kOutOfRange where the narrowest plan does not fit
-// (needed and available). Equal gains are served in an order that spreads them evenly over the tokens.
-Result<BitPlan> Allocate(const TokenCosts& costs, std::span<const LayerShape> shapes, size_t budget_bytes,
-                         size_t exact_tokens, const std::string& policy);
+struct AllocationLimits {
+  size_t budget_bytes = 0;  // of codes and scales
+  FixedTokens fixed;
+  std::vector<Level> levels{};            // to choose from: some of kLevels, in their order; empty: all of them
+  std::vector<LayerAdjustment> layers{};  // goes into the plan; one a layer, or empty
+};
+
+// Starts every token at the narrowest level, the fixed ones exact, and widens where the expected error falls most a
+// byte, along the lower convex hull of each token's levels, until no step fits. The plan takes at most the budget and
+// leaves less than its cheapest further step that would not add to the error. kOutOfRange where the narrowest plan does
+// not fit (needed and available); kInvalidArgument where levels are unknown or out of order. Equal gains are served in
+// an order that spreads them evenly over the tokens. costs: measured with the same adjustments.
+Result<BitPlan> Allocate(const TokenCosts& costs, std::span<const LayerShape> shapes, const AllocationLimits& limits,
+                         const std::string& policy);
 
 }  // namespace qkvshare

@@ -17,7 +17,7 @@ using Shapes = std::vector<LayerShape>;
 constexpr size_t kWidthCount = kWidths.size();
 constexpr size_t kExact = kSinkTokens;
 
-int WidthIndex(int bits) { return bits == 4 ? 0 : bits == 8 ? 1 : 2; }
+int WidthIndex(int bits) { return bits == 2 ? 0 : bits == 4 ? 1 : bits == 8 ? 2 : 3; }
 
 double LevelCost(const TokenCosts& costs, size_t token, Level level) {
   return costs.keys[WidthIndex(level.key_bits)][token] + costs.values[WidthIndex(level.value_bits)][token];
@@ -59,7 +59,7 @@ TokenCosts RandomCosts(std::mt19937* random, size_t tokens) {
   for (auto* side : {&costs.keys, &costs.values}) {
     for (size_t token = 0; token < tokens; ++token) {
       (*side)[0][token] = std::pow(10.0, exponent(*random));
-      (*side)[1][token] = (*side)[0][token] * fall(*random);
+      for (size_t w = 1; w + 1 < kWidthCount; ++w) (*side)[w][token] = (*side)[w - 1][token] * fall(*random);
     }
   }
   return costs;
@@ -76,8 +76,15 @@ size_t RandomBudget(std::mt19937* random, const Shapes& shapes, size_t tokens) {
   return least + (*random)() % (most - least + 100);
 }
 
-BitPlan MustAllocate(const TokenCosts& costs, const Shapes& shapes, size_t budget, size_t exact = kExact) {
-  const Result<BitPlan> plan = Allocate(costs, shapes, budget, exact, "test");
+Result<BitPlan> TryAllocate(const TokenCosts& costs, const Shapes& shapes, size_t budget, FixedTokens fixed = {}) {
+  AllocationLimits limits;
+  limits.budget_bytes = budget;
+  limits.fixed = fixed;
+  return Allocate(costs, shapes, limits, "test");
+}
+
+BitPlan MustAllocate(const TokenCosts& costs, const Shapes& shapes, size_t budget, FixedTokens fixed = {}) {
+  const Result<BitPlan> plan = TryAllocate(costs, shapes, budget, fixed);
   EXPECT_TRUE(plan) << plan.status().message();
   return plan ? *plan : BitPlan();
 }
@@ -87,7 +94,8 @@ size_t CheapestStep(const BitPlan& plan, const Shapes& shapes) {
   size_t cheapest = std::numeric_limits<size_t>::max();
   for (size_t token = 0; token < plan.tokens(); ++token) {
     for (size_t to = LevelIndex(plan, token) + 1; to < kLevels.size(); ++to) {
-      cheapest = std::min(cheapest, TokenBytes(shapes, kLevels[to]) - TokenBytes(shapes, plan.level(token)));
+      const size_t bytes = TokenBytes(shapes, kLevels[to]) - TokenBytes(shapes, plan.level(token));
+      cheapest = std::min(cheapest, bytes);
     }
   }
   return cheapest;
@@ -96,6 +104,9 @@ size_t CheapestStep(const BitPlan& plan, const Shapes& shapes) {
 TEST(TokenBytes, CountsCodesAndScalesOfBothSides) {
   const Shapes shapes = {{2, 64, 32}, {1, 8, 16}};
   // Layer 0: 128 key and 64 value channels, 2 heads; layer 1: 8 and 16, 1 head. A scale is 2 bytes a head and side.
+  // 8 channels of 2 bits are padded to 16.
+  EXPECT_EQ(TokenBytes(shapes, {2, 2}), 32 + 16 + 2 * 2 * 2 + 4 + 4 + 2 * 2);
+  EXPECT_EQ(TokenBytes(shapes, {4, 2}), 64 + 16 + 2 * 2 * 2 + 4 + 4 + 2 * 2);
   EXPECT_EQ(TokenBytes(shapes, {4, 4}), 64 + 32 + 2 * 2 * 2 + 4 + 8 + 2 * 2);
   EXPECT_EQ(TokenBytes(shapes, {8, 4}), 128 + 32 + 2 * 2 * 2 + 8 + 8 + 2 * 2);
   EXPECT_EQ(TokenBytes(shapes, {8, 8}), 128 + 64 + 2 * 2 * 2 + 8 + 16 + 2 * 2);
@@ -105,7 +116,7 @@ TEST(TokenBytes, CountsCodesAndScalesOfBothSides) {
 TEST(PlanBytes, IsTheSumOverTheTokens) {
   std::mt19937 random(1);
   const Shapes shapes = RandomShapes(&random);
-  const BitPlan plan = {"test", {kLevels[2], kExactLevel, kLevels[0]}, {1, 0, 0, 2, 2, 2}};
+  const BitPlan plan = {"test", {kLevels[2], kExactLevel, kLevels[0]}, {1, 0, 0, 2, 2, 2}, {}};
   EXPECT_EQ(PlanBytes(plan, shapes),
             TokenBytes(shapes, kExactLevel) + 2 * TokenBytes(shapes, kLevels[2]) + 3 * TokenBytes(shapes, kLevels[0]));
 }
@@ -115,10 +126,11 @@ TEST(BudgetForBits, GivesTheBytesOfUniformPlans) {
   for (int i = 0; i < 50; ++i) {
     const Shapes shapes = RandomShapes(&random);
     const size_t tokens = 1 + random() % 300;
-    EXPECT_EQ(BudgetForBits(4, tokens, kExact, shapes), PlanBytes(UniformPlan(tokens, {4, 4}, kExact), shapes));
-    EXPECT_EQ(BudgetForBits(8, tokens, kExact, shapes), PlanBytes(UniformPlan(tokens, {8, 8}, kExact), shapes));
-    EXPECT_EQ(BudgetForBits(16, tokens, kExact, shapes), tokens * TokenBytes(shapes, kExactLevel));
-    EXPECT_LE(BudgetForBits(5.5, tokens, kExact, shapes), BudgetForBits(5.6, tokens, kExact, shapes));
+    EXPECT_EQ(BudgetForBits(2, tokens, {}, shapes), PlanBytes(UniformPlan(tokens, {2, 2}, kExact), shapes));
+    EXPECT_EQ(BudgetForBits(4, tokens, {}, shapes), PlanBytes(UniformPlan(tokens, {4, 4}, kExact), shapes));
+    EXPECT_EQ(BudgetForBits(8, tokens, {}, shapes), PlanBytes(UniformPlan(tokens, {8, 8}, kExact), shapes));
+    EXPECT_EQ(BudgetForBits(16, tokens, {}, shapes), tokens * TokenBytes(shapes, kExactLevel));
+    EXPECT_LE(BudgetForBits(5.5, tokens, {}, shapes), BudgetForBits(5.6, tokens, {}, shapes));
   }
 }
 
@@ -131,7 +143,7 @@ TEST(Allocate, MeetsEveryBudgetUpToTheCheapestFurtherStep) {
     const TokenCosts costs = i % 4 == 0 ? EqualTokenCosts(tokens) : RandomCosts(&random, tokens);
     const size_t budget = RandomBudget(&random, shapes, tokens);
     const BitPlan plan = MustAllocate(costs, shapes, budget);
-    ASSERT_TRUE(ValidatePlan(plan, tokens).ok()) << ValidatePlan(plan, tokens).message();
+    ASSERT_TRUE(ValidatePlan(plan, tokens, shapes.size()).ok()) << ValidatePlan(plan, tokens, shapes.size()).message();
     const size_t bytes = PlanBytes(plan, shapes);
     ASSERT_LE(bytes, budget);
     ASSERT_LT(budget - bytes, CheapestStep(plan, shapes));
@@ -152,8 +164,8 @@ TEST(Allocate, ListsOnlyLevelsThatTokensHave) {
 TEST(Allocate, RefusesABudgetThatIsTooSmallWithNeededAndAvailable) {
   const Shapes shapes = {{2, 64, 64}};
   const size_t least = NarrowestBytes(shapes, 20);
-  EXPECT_TRUE(Allocate(EqualTokenCosts(20), shapes, least, kExact, "test"));
-  const Result<BitPlan> plan = Allocate(EqualTokenCosts(20), shapes, least - 1, kExact, "test");
+  EXPECT_TRUE(TryAllocate(EqualTokenCosts(20), shapes, least));
+  const Result<BitPlan> plan = TryAllocate(EqualTokenCosts(20), shapes, least - 1);
   ASSERT_FALSE(plan);
   EXPECT_EQ(plan.status().code(), StatusCode::kOutOfRange);
   EXPECT_NE(plan.status().message().find(std::to_string(least) + " bytes"), std::string::npos)
@@ -184,15 +196,14 @@ TEST(Allocate, HandlesFewerTokensThanExactOnes) {
     const BitPlan plan = MustAllocate(EqualTokenCosts(tokens), shapes, needed);
     EXPECT_EQ(plan.tokens(), tokens);
     EXPECT_EQ(plan.levels, std::vector<Level>{kExactLevel});
-    EXPECT_EQ(Allocate(EqualTokenCosts(tokens), shapes, needed - 1, kExact, "test").status().code(),
-              StatusCode::kOutOfRange);
+    EXPECT_EQ(TryAllocate(EqualTokenCosts(tokens), shapes, needed - 1).status().code(), StatusCode::kOutOfRange);
   }
 }
 
 TEST(Allocate, WidensASingleTokenAsFarAsTheBudgetGoes) {
   const Shapes shapes = {{2, 64, 64}};
   for (const Level level : kLevels) {
-    const BitPlan plan = MustAllocate(EqualTokenCosts(1), shapes, TokenBytes(shapes, level), /*exact=*/0);
+    const BitPlan plan = MustAllocate(EqualTokenCosts(1), shapes, TokenBytes(shapes, level), {0, 0});
     ASSERT_EQ(plan.tokens(), 1u);
     EXPECT_EQ(plan.level(0), level);
   }
@@ -200,8 +211,8 @@ TEST(Allocate, WidensASingleTokenAsFarAsTheBudgetGoes) {
 
 TEST(Allocate, EqualCostsAtTheBudgetOfALevelGiveThatLevelToAll) {
   const Shapes shapes = {{2, 64, 64}, {2, 64, 64}};
-  for (const int bits : {4, 8}) {
-    const BitPlan plan = MustAllocate(EqualTokenCosts(100), shapes, BudgetForBits(bits, 100, kExact, shapes));
+  for (const int bits : {2, 4, 8}) {
+    const BitPlan plan = MustAllocate(EqualTokenCosts(100), shapes, BudgetForBits(bits, 100, {}, shapes));
     const Level level = {static_cast<uint8_t>(bits), static_cast<uint8_t>(bits)};
     for (size_t token = kExact; token < 100; ++token) ASSERT_EQ(plan.level(token), level) << token;
   }
@@ -274,7 +285,7 @@ TEST(Allocate, IsCloseToTheBestPlanOfSmallInstances) {
     const TokenCosts costs = RandomCosts(&random, tokens);
     const size_t least = tokens * TokenBytes(shapes, kLevels[0]);
     const size_t budget = least + random() % (tokens * TokenBytes(shapes, kExactLevel) - least);
-    const double cost = PlanCost(costs, MustAllocate(costs, shapes, budget, /*exact=*/0));
+    const double cost = PlanCost(costs, MustAllocate(costs, shapes, budget, {0, 0}));
     const double best = BestCost(costs, shapes, 0, budget);
     ASSERT_GE(cost, best * (1 - 1e-12));  // rounding of the sums; less would be over the budget
     // Greedy is the best plan of its own bytes as long as hull steps fit; all that may be lost is less than the first
@@ -312,6 +323,103 @@ TEST(Allocate, MoreImportantTokensNeverGetFewerBits) {
     std::iota(order.begin(), order.end(), kExact);
     std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return weight[a] < weight[b]; });
     for (size_t k = 1; k < order.size(); ++k) ASSERT_LE(LevelIndex(plan, order[k - 1]), LevelIndex(plan, order[k]));
+  }
+}
+
+TEST(BudgetForBits, AddsProtectedTokens) {
+  const Shapes shapes = {{2, 64, 64}, {1, 24, 8}};
+  const size_t exact = TokenBytes(shapes, kExactLevel), narrow = TokenBytes(shapes, {4, 4});
+  EXPECT_EQ(BudgetForBits(4, 100, {4, 10}, shapes), 14 * exact + 86 * narrow);
+  EXPECT_EQ(BudgetForBits(4, 12, {4, 10}, shapes), 12 * exact);
+}
+
+TEST(Allocate, KeepsTheProtectedTokensExact) {
+  std::mt19937 random(10);
+  const Shapes shapes = {{2, 64, 64}};
+  const FixedTokens fixed = {4, 10};
+  const BitPlan plan = MustAllocate(RandomCosts(&random, 60), shapes, BudgetForBits(3, 60, fixed, shapes), fixed);
+  size_t exact = 0;
+  for (size_t token = 0; token < 60; ++token) {
+    if (token < 4 || token >= 50) {
+      EXPECT_EQ(plan.level(token), kExactLevel) << token;
+    }
+    if (plan.level(token) == kExactLevel) ++exact;
+  }
+  EXPECT_LT(exact, 30u);  // of the others, not all
+}
+
+TEST(Allocate, ChoosesOnlyFromTheLevelsGiven) {
+  std::mt19937 random(11);
+  const Shapes shapes = {{2, 64, 64}};
+  AllocationLimits limits;
+  limits.levels = {{4, 2}, {8, 4}};
+  for (int i = 0; i < 20; ++i) {
+    const TokenCosts costs = RandomCosts(&random, 60);
+    limits.budget_bytes = BudgetForBits(3.0 + 0.2 * i, 60, {}, shapes);
+    const Result<BitPlan> plan = Allocate(costs, shapes, limits, "test");
+    ASSERT_TRUE(plan) << plan.status().message();
+    EXPECT_LE(PlanBytes(*plan, shapes), limits.budget_bytes);
+    for (size_t token = kExact; token < 60; ++token) {
+      EXPECT_TRUE(plan->level(token) == (Level{4, 2}) || plan->level(token) == (Level{8, 4}));
+    }
+    EXPECT_EQ(plan->level(0), kExactLevel);
+  }
+  // The budget of a narrower level is too small.
+  limits.budget_bytes = BudgetForBits(2, 60, {}, shapes);
+  EXPECT_EQ(Allocate(EqualTokenCosts(60), shapes, limits, "test").status().code(), StatusCode::kOutOfRange);
+  for (const std::vector<Level>& bad : {std::vector<Level>{{2, 4}}, {{4, 4}, {4, 2}}, {{4, 4}, {4, 4}}}) {
+    limits.levels = bad;
+    EXPECT_EQ(Allocate(EqualTokenCosts(60), shapes, limits, "test").status().code(), StatusCode::kInvalidArgument);
+  }
+}
+
+TEST(Allocate, CountsLayerAdjustmentsInBytes) {
+  std::mt19937 random(12);
+  const Shapes shapes = {{2, 64, 64}, {1, 64, 64}, {2, 32, 32}};
+  AllocationLimits limits;
+  limits.layers = {{1, 1}, {0, -1}, {-3, 0}};
+  // Layer 0 a step wider: 64 * 4 / 8 + 64 * 4 / 8 a head; layer 1 as it is, its values cannot be narrower than 2; layer
+  // 2's keys at 2 bits.
+  EXPECT_EQ(TokenBytes(shapes, {2, 2}, limits.layers), size_t{2 * (32 + 32 + 4) + 1 * (16 + 16 + 4) + 2 * (8 + 8 + 4)});
+  EXPECT_EQ(TokenBytes(shapes, kExactLevel, limits.layers), TokenBytes(shapes, kExactLevel));
+  for (int i = 0; i < 40; ++i) {
+    const size_t least = 4 * TokenBytes(shapes, kExactLevel) + 56 * TokenBytes(shapes, kLevels[0], limits.layers);
+    limits.budget_bytes = least + random() % 20000;
+    const Result<BitPlan> plan = Allocate(RandomCosts(&random, 60), shapes, limits, "test");
+    ASSERT_TRUE(plan) << plan.status().message();
+    EXPECT_EQ(plan->layers, limits.layers);
+    EXPECT_LE(PlanBytes(*plan, shapes), limits.budget_bytes);
+    limits.budget_bytes = least - 1;
+    EXPECT_EQ(Allocate(EqualTokenCosts(60), shapes, limits, "test").status().code(), StatusCode::kOutOfRange);
+  }
+}
+
+TEST(Allocate, TakesWiderLevelsThatCostNothing) {
+  // Rows of 8 channels are padded at 2 bits to what 4 bits take.
+  const Shapes shapes = {{1, 8, 8}};
+  ASSERT_EQ(TokenBytes(shapes, {2, 2}), TokenBytes(shapes, {4, 4}));
+  std::mt19937 random(13);
+  const BitPlan plan = MustAllocate(RandomCosts(&random, 50), shapes, BudgetForBits(2, 50, {}, shapes));
+  for (size_t token = kExact; token < 50; ++token) EXPECT_EQ(plan.level(token), (Level{4, 4})) << token;
+}
+
+TEST(Allocate, NeverTakesAStepThatAddsToTheError) {
+  const Shapes shapes = {{1, 64, 64}};
+  TokenCosts costs = ZeroCosts(10);
+  for (size_t token = 0; token < 10; ++token) {
+    costs.keys[0][token] = 1;
+    costs.keys[1][token] = 2;  // worse at 4 bits than at 2
+    costs.keys[2][token] = 0.5;
+    costs.values[0][token] = costs.values[1][token] = 0.25;
+    costs.values[2][token] = 0.125;
+  }
+  double before = std::numeric_limits<double>::infinity();
+  for (size_t budget = NarrowestBytes(shapes, 10); budget < 10 * TokenBytes(shapes, kExactLevel); budget += 7) {
+    const BitPlan plan = MustAllocate(costs, shapes, budget);
+    const double cost = PlanCost(costs, plan);
+    EXPECT_LE(cost, before) << budget;
+    before = std::min(before, cost);
+    for (size_t token = kExact; token < 10; ++token) EXPECT_NE(plan.level(token).key_bits, 4);
   }
 }
 

@@ -1,26 +1,132 @@
 #include "policy/policy.h"
 
-#include "policy/allocator.h"
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <random>
+#include <utility>
+
+#include "policy/anchors.h"
+#include "policy/score.h"
 #include "policy/token_costs.h"
 
 namespace qkvshare {
+namespace {
 
-const char* PolicyName(Policy policy) { return policy == Policy::kUniform ? "uniform" : "local"; }
+constexpr std::array<const char*, 5> kNames = {"uniform", "local", "topology", "random", "inverted"};
 
-Result<Policy> PolicyFromName(const std::string& name) {
-  for (const Policy policy : {Policy::kUniform, Policy::kLocal}) {
-    if (name == PolicyName(policy)) return policy;
+std::vector<size_t> FreeTokens(size_t tokens, FixedTokens fixed) {
+  std::vector<size_t> free;
+  for (size_t t = 0; t < tokens; ++t) {
+    if (!fixed.contains(t, tokens)) free.push_back(t);
   }
-  return Status(StatusCode::kInvalidArgument, "unknown policy '" + name + "'; choose uniform or local");
+  return free;
 }
 
-Result<BitPlan> MakePlan(const KvView& kv, const KeyProfiles& profiles, const AttentionWindow& window,
-                         const PlanRequest& request) {
-  TokenCosts costs = EqualTokenCosts(kv.tokens);
-  if (request.policy == Policy::kLocal) {
-    QKV_ASSIGN_OR_RETURN(costs, MeasureTokenCosts(kv, profiles, window, request.threads));
+// Fisher and Yates. The standard library's shuffle differs between libraries.
+void Shuffle(uint64_t seed, std::vector<size_t>* tokens) {
+  std::mt19937_64 random(seed);
+  for (size_t i = tokens->size(); i > 1; --i) std::swap((*tokens)[i - 1], (*tokens)[random() % i]);
+}
+
+// Gives the level of each free token to another one: the same histogram, so the same bytes.
+void Rearrange(const TokenCosts& costs, const PlanRequest& request, BitPlan* plan) {
+  const std::vector<uint8_t> before = plan->level_of_token;
+  std::vector<size_t> from = FreeTokens(before.size(), request.limits.fixed);
+  std::vector<size_t> to = from;
+  if (request.policy == Policy::kRandom) {
+    Shuffle(request.seed, &to);
+  } else {
+    const auto importance = [&](size_t t) { return costs.keys[0][t] + costs.values[0][t]; };
+    std::stable_sort(from.begin(), from.end(), [&](size_t a, size_t b) { return importance(a) < importance(b); });
+    to.assign(from.rbegin(), from.rend());
   }
-  return Allocate(costs, ShapesOf(kv), request.budget_bytes, request.exact_tokens, PolicyName(request.policy));
+  for (size_t i = 0; i < from.size(); ++i) plan->level_of_token[to[i]] = before[from[i]];
+}
+
+struct ScoredCosts {
+  TokenCosts costs;
+  std::vector<std::string> features;
+  std::vector<Anchor> anchors;
+};
+
+Result<ScoredCosts> UniformCosts(const PlanInput& input, const PlanRequest& request) {
+  ScoredCosts scored;
+  scored.costs = EqualTokenCosts(input.kv.tokens);
+  if (input.window.empty()) return scored;
+  QKV_ASSIGN_OR_RETURN(const AttentionStats stats, MeasureAttention(input.kv, input.window, request.threads));
+  scored.anchors = MakeAnchors(stats, kSinkTokens);
+  return scored;
+}
+
+Result<ScoredCosts> MeasureScoredCosts(const PlanInput& input, const PlanRequest& request) {
+  if (input.token_ids.size() != input.kv.tokens) {
+    return Status(StatusCode::kInvalidArgument, "plan: not one token id a row of the cache");
+  }
+  const FeatureSet& features = request.features;
+  CostOptions options;
+  options.attention = features.Has(Feature::kAttention);
+  options.spread = features.Has(Feature::kVariance) || features.Has(Feature::kEntropy);
+  options.layers = request.limits.layers;
+  options.threads = request.threads;
+  QKV_ASSIGN_OR_RETURN(MeasuredCosts measured, MeasureTokenCosts(input.kv, input.profiles, input.window, options));
+  const bool topology = request.measured() == Policy::kTopology;
+  const ScoreInput score_input{measured.attention, input.token_ids, input.predictions, input.transfer};
+  QKV_ASSIGN_OR_RETURN(const Score score,
+                       MakeScore(score_input, features, topology, request.alpha, request.limits.fixed));
+  if (score.used.Has(Feature::kProbe)) {
+    options.attention = true;
+    QKV_ASSIGN_OR_RETURN(const MeasuredCosts probe,
+                         MeasureTokenCosts(input.kv, input.profiles, input.transfer.probe, options));
+    measured.costs = MixTokenCosts(measured.costs, probe.costs, request.alpha);
+  }
+  ScaleTokenCosts(score.multiplier, &measured.costs);
+  return ScoredCosts{std::move(measured.costs), score.used.Names(), MakeAnchors(measured.attention, kSinkTokens)};
+}
+
+}  // namespace
+
+const char* PolicyName(Policy policy) { return kNames[static_cast<size_t>(policy)]; }
+
+Result<Policy> PolicyFromName(const std::string& name) {
+  const auto found = std::find(kNames.begin(), kNames.end(), name);
+  if (found != kNames.end()) return static_cast<Policy>(found - kNames.begin());
+  return Status(StatusCode::kInvalidArgument,
+                "unknown policy '" + name + "'; choose uniform, local, topology, random or inverted");
+}
+
+std::string PlanRequest::Description() const {
+  std::string text = PolicyName(policy);
+  if (policy != measured()) text += std::string(" of ") + PolicyName(control_of);
+  if (measured() == Policy::kTopology) text += fmt::format(", alpha {}", alpha);
+  if (policy == Policy::kRandom) text += fmt::format(", seed {}", seed);
+  return text;
+}
+
+Status CheckPlanRequest(const PlanRequest& request) {
+  const auto invalid = [](const std::string& what) { return Status(StatusCode::kInvalidArgument, what); };
+  if (!(request.alpha >= 0 && request.alpha <= 1)) return invalid(fmt::format("alpha is {}: 0 to 1", request.alpha));
+  if (request.control_of != Policy::kLocal && request.control_of != Policy::kTopology) {
+    return invalid(fmt::format("there is no control of {}; choose local or topology", PolicyName(request.control_of)));
+  }
+  if (request.policy == Policy::kUniform && request.features != DefaultFeatures()) {
+    return invalid("policy uniform looks at no features; leave them out or choose another policy");
+  }
+  return {};
+}
+
+Result<Planned> MakePlan(const PlanInput& input, const PlanRequest& request) {
+  QKV_RETURN_IF_ERROR(CheckPlanRequest(request));
+  const bool uniform = request.policy == Policy::kUniform;
+  QKV_ASSIGN_OR_RETURN(ScoredCosts scored, uniform ? UniformCosts(input, request) : MeasureScoredCosts(input, request));
+  Planned planned;
+  planned.features = std::move(scored.features);
+  planned.anchors = std::move(scored.anchors);
+  QKV_ASSIGN_OR_RETURN(planned.plan, Allocate(scored.costs, ShapesOf(input.kv), request.limits, request.Description()));
+  if (request.policy != request.measured()) Rearrange(scored.costs, request, &planned.plan);
+  return planned;
 }
 
 }  // namespace qkvshare

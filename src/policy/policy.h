@@ -1,12 +1,18 @@
-// Policies: from what is known of a context to its bit plan.
+// Policies: from what is known of a context to its bit plan. docs/policies.md explains them.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "policy/allocator.h"
 #include "policy/attention_window.h"
+#include "policy/features.h"
+#include "policy/transferability.h"
 #include "qkvshare/status.h"
+#include "quant/anchor.h"
 #include "quant/bit_plan.h"
 #include "quant/channel_profile.h"
 #include "quant/kv_view.h"
@@ -14,23 +20,56 @@
 namespace qkvshare {
 
 enum class Policy {
-  kUniform,  // every token alike; a budget between two levels is spread evenly
-  kLocal,    // by measured error times the attention of the sender's last window (the paper's I(t), local importance)
+  kUniform,   // every token alike; a budget between two levels is spread evenly
+  kLocal,     // by measured error times I(t): what the sender's own last window looks at
+  kTopology,  // by measured error times S(t) = alpha * I(t) + (1 - alpha) * T(t): and what is known of the receivers
+  // Controls, each of local or topology: the same levels, so the same bytes, on other tokens.
+  kRandom,    // shuffled
+  kInverted,  // the least important token gets the most
 };
 
-// "uniform", "local".
+// "uniform", "local", "topology", "random", "inverted".
 const char* PolicyName(Policy policy);
 Result<Policy> PolicyFromName(const std::string& name);
 
+inline constexpr double kDefaultAlpha = 0.5;  // as much for the receivers as for the sender
+
 struct PlanRequest {
   Policy policy = Policy::kUniform;
-  size_t budget_bytes = 0;  // of codes and scales: BudgetForBits, or what a limit on the file leaves
-  size_t exact_tokens = kSinkTokens;
+  Policy control_of = Policy::kLocal;  // or kTopology: of which policy kRandom and kInverted are the control
+  uint64_t seed = 1;                   // of kRandom
+  double alpha = kDefaultAlpha;        // of topology, 0 to 1
+  FeatureSet features = DefaultFeatures();
+  AllocationLimits limits;
   int threads = 1;
+
+  // The policy whose plan counts: itself, or what it is the control of.
+  Policy measured() const { return policy == Policy::kRandom || policy == Policy::kInverted ? control_of : policy; }
+  // "topology, alpha 0.5", "random of local, seed 1".
+  std::string Description() const;
 };
 
-// window: for kLocal; kInvalidArgument where it is empty. Errors of the allocator as they are.
-Result<BitPlan> MakePlan(const KvView& kv, const KeyProfiles& profiles, const AttentionWindow& window,
-                         const PlanRequest& request);
+// kInvalidArgument: alpha out of range, a control of a control, features for uniform.
+Status CheckPlanRequest(const PlanRequest& request);
+
+// What is known of a context. Everything is referenced.
+struct PlanInput {
+  const KvView& kv;
+  const KeyProfiles& profiles;
+  const AttentionWindow& window;  // empty only for uniform
+  std::span<const int32_t> token_ids{};
+  std::span<const TokenPrediction> predictions{};  // for confidence and next_entropy
+  const Transferability& transfer;
+};
+
+struct Planned {
+  BitPlan plan;
+  std::vector<std::string> features;  // what it went by
+  std::vector<Anchor> anchors;        // of the window; none without
+};
+
+// kInvalidArgument for an empty window (but uniform) or a feature that cannot be had; errors of the allocator as they
+// are.
+Result<Planned> MakePlan(const PlanInput& input, const PlanRequest& request);
 
 }  // namespace qkvshare

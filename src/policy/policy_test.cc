@@ -13,7 +13,8 @@ namespace qkvshare {
 namespace {
 
 TEST(Policy, NamesGoBothWays) {
-  for (const Policy policy : {Policy::kUniform, Policy::kLocal}) {
+  for (const Policy policy :
+       {Policy::kUniform, Policy::kLocal, Policy::kTopology, Policy::kRandom, Policy::kInverted}) {
     const Result<Policy> found = PolicyFromName(PolicyName(policy));
     ASSERT_TRUE(found);
     EXPECT_EQ(*found, policy);
@@ -22,7 +23,7 @@ TEST(Policy, NamesGoBothWays) {
     const Result<Policy> found = PolicyFromName(name);
     ASSERT_FALSE(found) << name;
     EXPECT_EQ(found.status().code(), StatusCode::kInvalidArgument);
-    EXPECT_NE(found.status().message().find("choose uniform or local"), std::string::npos);
+    EXPECT_NE(found.status().message().find("choose uniform, local, topology, random or inverted"), std::string::npos);
   }
 }
 
@@ -35,6 +36,9 @@ struct Scene {
   AttentionWindow window;    // what the policy sees
   AttentionWindow held_out;  // other queries of the same kind: what it is judged by
   KeyProfiles profiles;
+  std::vector<int32_t> token_ids;
+  std::vector<TokenPrediction> predictions;
+  Transferability transfer;
 
   explicit Scene(uint32_t seed) {
     std::mt19937 random(seed);
@@ -58,13 +62,26 @@ struct Scene {
       }
     }
     profiles = MeasureKeyProfiles(cache.view(), kSinkTokens, 1);
+    std::uniform_real_distribution<float> uniform(0, 1);
+    for (size_t t = 0; t < kTokens; ++t) {
+      token_ids.push_back(static_cast<int32_t>(std::pow(300.0f, uniform(random))));
+      predictions.push_back({std::log(uniform(random) + 0.01f), 5 * uniform(random)});
+    }
   }
 
-  Result<BitPlan> Plan(Policy policy, double bits) const {
+  PlanRequest Request(Policy policy, double bits) const {
     PlanRequest request;
     request.policy = policy;
-    request.budget_bytes = BudgetForBits(bits, kTokens, kSinkTokens, ShapesOf(cache.view()));
-    return MakePlan(cache.view(), profiles, window, request);
+    request.limits.budget_bytes = BudgetForBits(bits, kTokens, request.limits.fixed, ShapesOf(cache.view()));
+    return request;
+  }
+  Result<Planned> Make(const PlanRequest& request) const {
+    const KvView kv = cache.view();
+    return MakePlan({kv, profiles, window, token_ids, predictions, transfer}, request);
+  }
+  Result<BitPlan> Plan(Policy policy, double bits) const {
+    QKV_ASSIGN_OR_RETURN(const Planned planned, Make(Request(policy, bits)));
+    return planned.plan;
   }
 
   // The cache after packing and unpacking by this plan.
@@ -73,7 +90,7 @@ struct Scene {
     const TokenOrder order = OrderTokens(plan);
     for (size_t layer = 0; layer < cache.shapes.size(); ++layer) {
       for (const Side side : {Side::kKeys, Side::kValues}) {
-        const BlockLayout layout = BlockLayout::Make(side, kDim, plan.levels, order.level_size);
+        const BlockLayout layout = BlockLayout::Make(kDim, plan.SideBitsOf(layer, side), order.level_size);
         for (size_t head = 0; head < cache.shapes[layer].kv_heads; ++head) {
           const ChannelProfile profile = side == Side::kKeys ? profiles[layer][head] : ChannelProfile();
           const BlockCodec codec(ScalarKernels(), side, kDim, profile);
@@ -128,61 +145,160 @@ struct Scene {
   }
 };
 
-BitPlan Shuffled(BitPlan plan, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::shuffle(plan.level_of_token.begin() + kSinkTokens, plan.level_of_token.end(), random);
-  return plan;
-}
+std::vector<uint32_t> Histogram(const BitPlan& plan) { return OrderTokens(plan).level_size; }
 
-TEST(MakePlan, LocalHasLessErrorThanUniformAndRandomAtEqualBytes) {
-  for (const double bits : {5.0, 6.0}) {
-    double local_error = 0, uniform_error = 0, random_error = 0;
+TEST(MakePlan, LocalHasLessErrorThanUniformAndControlsAtEqualBytes) {
+  for (const double bits : {2.5, 3.0, 5.0, 6.0}) {
+    double local_error = 0, uniform_error = 0, random_error = 0, inverted_error = 0;
     for (uint32_t seed = 1; seed <= 4; ++seed) {
       const Scene scene(seed);
       const Result<BitPlan> local = scene.Plan(Policy::kLocal, bits), uniform = scene.Plan(Policy::kUniform, bits);
+      const Result<BitPlan> random = scene.Plan(Policy::kRandom, bits), inverted = scene.Plan(Policy::kInverted, bits);
       ASSERT_TRUE(local) << local.status().message();
       ASSERT_TRUE(uniform) << uniform.status().message();
+      ASSERT_TRUE(random && inverted);
       const std::vector<LayerShape> shapes = ShapesOf(scene.cache.view());
-      const BitPlan random = Shuffled(*local, seed);
-      ASSERT_EQ(PlanBytes(random, shapes), PlanBytes(*local, shapes));
+      ASSERT_EQ(PlanBytes(*random, shapes), PlanBytes(*local, shapes));
+      ASSERT_EQ(PlanBytes(*inverted, shapes), PlanBytes(*local, shapes));
       // Both leave less than one step unused; in bytes.
       ASSERT_NEAR(static_cast<double>(PlanBytes(*local, shapes)), static_cast<double>(PlanBytes(*uniform, shapes)),
-                  static_cast<double>(TokenBytes(shapes, kLevels[1]) - TokenBytes(shapes, kLevels[0])));
+                  static_cast<double>(TokenBytes(shapes, {8, 4}) - TokenBytes(shapes, {4, 4})));
       local_error += scene.TrueError(*local);
       uniform_error += scene.TrueError(*uniform);
-      random_error += scene.TrueError(random);
+      random_error += scene.TrueError(*random);
+      inverted_error += scene.TrueError(*inverted);
     }
     SCOPED_TRACE(testing::Message() << bits << " bits: local " << local_error << ", uniform " << uniform_error
-                                    << ", random " << random_error);
-    // Ratios of squared errors over four scenes. Measured: 0.13 to 0.25.
-    EXPECT_LT(local_error, 0.7 * uniform_error);
+                                    << ", random " << random_error << ", inverted " << inverted_error);
+    // Ratios of squared errors over four scenes.
+    EXPECT_LT(local_error, 0.9 * uniform_error);
     EXPECT_LT(local_error, 0.7 * random_error);
+    EXPECT_LT(random_error, inverted_error);
   }
 }
 
 TEST(MakePlan, NamesItsPolicyAndIgnoresTheWindowWhereUniform) {
-  const Scene scene(1);
-  const Result<BitPlan> local = scene.Plan(Policy::kLocal, 5), uniform = scene.Plan(Policy::kUniform, 5);
-  ASSERT_TRUE(local && uniform);
-  EXPECT_EQ(local->policy, "local");
-  EXPECT_EQ(uniform->policy, "uniform");
-  EXPECT_NE(local->level_of_token, uniform->level_of_token);
-  PlanRequest request;
-  request.budget_bytes = PlanBytes(*uniform, ShapesOf(scene.cache.view()));
-  const Result<BitPlan> without = MakePlan(scene.cache.view(), scene.profiles, {}, request);
-  ASSERT_TRUE(without);
-  EXPECT_EQ(without->level_of_token, uniform->level_of_token);
+  Scene scene(1);
+  const Planned uniform = *scene.Make(scene.Request(Policy::kUniform, 5));
+  EXPECT_EQ(uniform.plan.policy, "uniform");
+  EXPECT_TRUE(uniform.features.empty());
+  EXPECT_FALSE(uniform.anchors.empty());
+  const Planned local = *scene.Make(scene.Request(Policy::kLocal, 5));
+  EXPECT_EQ(local.plan.policy, "local");
+  EXPECT_EQ(local.features, std::vector<std::string>{"attention"});
+  EXPECT_NE(local.plan.level_of_token, uniform.plan.level_of_token);
+  EXPECT_EQ(local.anchors, uniform.anchors);
+  scene.window = {};
+  const Planned without = *scene.Make(scene.Request(Policy::kUniform, 5));
+  EXPECT_EQ(without.plan.level_of_token, uniform.plan.level_of_token);
+  EXPECT_TRUE(without.anchors.empty());
 }
 
-TEST(MakePlan, PassesErrorsOn) {
-  const Scene scene(1);
-  PlanRequest request;
+TEST(MakePlan, ControlsKeepHistogramAndFixedTokens) {
+  const Scene scene(2);
+  for (const Policy policy : {Policy::kRandom, Policy::kInverted}) {
+    PlanRequest request = scene.Request(Policy::kLocal, 3.5);
+    request.limits.fixed = {4, 20};
+    const BitPlan local = scene.Make(request)->plan;
+    request.policy = policy;
+    const BitPlan control = scene.Make(request)->plan;
+    EXPECT_EQ(Histogram(control), Histogram(local));
+    EXPECT_NE(control.level_of_token, local.level_of_token);
+    for (size_t t = 0; t < Scene::kTokens; ++t) {
+      if (request.limits.fixed.contains(t, Scene::kTokens)) {
+        EXPECT_EQ(control.level(t), kExactLevel);
+      }
+    }
+    EXPECT_EQ(control.policy, policy == Policy::kRandom ? "random of local, seed 1" : "inverted of local");
+    EXPECT_EQ(scene.Make(request)->plan.level_of_token, control.level_of_token);  // deterministic
+    request.seed = 2;
+    EXPECT_EQ(scene.Make(request)->plan.level_of_token == control.level_of_token, policy == Policy::kInverted);
+  }
+}
+
+TEST(MakePlan, EveryFeatureChangesThePlanAndIsNamed) {
+  Scene scene(3);
+  scene.transfer.segments = {{0, 100, {1}}, {100, 200, {3}}};
+  scene.transfer.anchors = {{50, 0.2f}, {150, 0.1f}};
+  std::mt19937 random(5);
+  scene.transfer.probe = RandomWindow(&random, scene.cache, 4, Scene::kGroup);
+  PlanRequest request = scene.Request(Policy::kTopology, 3);
+  request.features = FullFeatures();
+  const Planned full = *scene.Make(request);
+  EXPECT_EQ(full.features.size(), size_t{kFeatureCount});
+  EXPECT_EQ(full.plan.policy, "topology, alpha 0.5");
+  for (int i = 0; i < kFeatureCount; ++i) {
+    const auto feature = static_cast<Feature>(i);
+    SCOPED_TRACE(FeatureName(feature));
+    request.features = FullFeatures();
+    request.features.Set(feature, false);
+    const Planned without = *scene.Make(request);
+    EXPECT_NE(without.plan.level_of_token, full.plan.level_of_token);
+    EXPECT_EQ(without.features, request.features.Names());
+  }
+}
+
+TEST(MakePlan, ReadersAndAnchorsMoveBits) {
+  Scene scene(4);
+  PlanRequest request = scene.Request(Policy::kTopology, 3);
+  const auto half = [](const BitPlan& plan, bool second) {
+    size_t bits = 0;
+    for (size_t t = second ? 150 : kSinkTokens; t < (second ? 300u : 150u); ++t)
+      bits += plan.level(t).key_bits + size_t{plan.level(t).value_bits};
+    return bits;
+  };
+  scene.transfer.segments = {{0, 150, {1}}, {150, 150, {4}}};
+  const BitPlan first = scene.Make(request)->plan;
+  scene.transfer.segments = {{0, 150, {4}}, {150, 150, {1}}};
+  const BitPlan second = scene.Make(request)->plan;
+  EXPECT_GT(half(first, false), half(second, false));
+  EXPECT_LT(half(first, true), half(second, true));
+  request.alpha = 1;  // then it is local
+  EXPECT_EQ(scene.Make(request)->plan.level_of_token, scene.Plan(Policy::kLocal, 3)->level_of_token);
+  request.alpha = 0.5;
+  scene.transfer.segments = {};
+  scene.transfer.anchors = {{77, 0.5f}};
+  EXPECT_GT(scene.Make(request)->plan.level(77).key_bits, 2);
+  EXPECT_EQ(scene.Make(request)->features, (std::vector<std::string>{"attention", "anchors"}));
+}
+
+TEST(MakePlan, RefusesWhatItCannotHave) {
+  Scene scene(1);
+  const auto refused = [&](const PlanRequest& request, const std::string& says) {
+    const Result<Planned> planned = scene.Make(request);
+    ASSERT_FALSE(planned) << says;
+    EXPECT_EQ(planned.status().code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(planned.status().message().find(says), std::string::npos) << planned.status().message();
+  };
+  PlanRequest request = scene.Request(Policy::kTopology, 3);
+  refused(request, "knows nothing of the receivers");
+  request.features = *ParseFeatures("attention,anchors");
+  refused(request, "feature anchors");
   request.policy = Policy::kLocal;
-  request.budget_bytes = size_t{1} << 30;
-  EXPECT_EQ(MakePlan(scene.cache.view(), scene.profiles, {}, request).status().code(), StatusCode::kInvalidArgument);
-  request.budget_bytes = 1000;
-  EXPECT_EQ(MakePlan(scene.cache.view(), scene.profiles, scene.window, request).status().code(),
-            StatusCode::kOutOfRange);
+  refused(request, "counts in policy topology only");
+  request.policy = Policy::kUniform;
+  refused(request, "looks at no features");
+  request = scene.Request(Policy::kRandom, 3);
+  request.control_of = Policy::kUniform;
+  refused(request, "no control of uniform");
+  request = scene.Request(Policy::kTopology, 3);
+  for (const double alpha : {-0.1, 1.1, std::nan("")}) {
+    request.alpha = alpha;
+    refused(request, "alpha");
+  }
+  request = scene.Request(Policy::kLocal, 3);
+  request.features = *ParseFeatures("+confidence");
+  scene.predictions.pop_back();
+  refused(request, "logits of every token");
+  request.features = DefaultFeatures();
+  scene.token_ids.pop_back();
+  refused(request, "token id");
+  scene.window = {};
+  scene.token_ids.push_back(1);
+  refused(request, "no queries");
+  request.limits.budget_bytes = 1000;
+  request.policy = Policy::kUniform;
+  EXPECT_EQ(scene.Make(request).status().code(), StatusCode::kOutOfRange);
 }
 
 TEST(MakePlan, TakesCachesWithoutProfile) {
@@ -193,14 +309,18 @@ TEST(MakePlan, TakesCachesWithoutProfile) {
     cache.Fill(&random);
     PlanRequest request;
     request.policy = Policy::kLocal;
-    request.budget_bytes = BudgetForBits(4, tokens, kSinkTokens, ShapesOf(cache.view()));
-    const Result<BitPlan> plan = MakePlan(cache.view(), MeasureKeyProfiles(cache.view(), kSinkTokens, 1),
-                                          RandomWindow(&random, cache, 1, 2), request);
-    ASSERT_TRUE(plan) << plan.status().message();
-    EXPECT_EQ(plan->tokens(), tokens);
-    EXPECT_EQ(plan->level(0), kExactLevel);
+    request.limits.budget_bytes = BudgetForBits(4, tokens, {}, ShapesOf(cache.view()));
+    const KvView kv = cache.view();
+    const KeyProfiles profiles = MeasureKeyProfiles(kv, kSinkTokens, 1);
+    const AttentionWindow window = RandomWindow(&random, cache, 1, 2);
+    const std::vector<int32_t> token_ids(tokens, 7);
+    const Transferability transfer;
+    const Result<Planned> planned = MakePlan({kv, profiles, window, token_ids, {}, transfer}, request);
+    ASSERT_TRUE(planned) << planned.status().message();
+    EXPECT_EQ(planned->plan.tokens(), tokens);
+    EXPECT_EQ(planned->plan.level(0), kExactLevel);
     if (tokens > kSinkTokens) {
-      EXPECT_EQ(plan->level(kSinkTokens), kLevels[0]);
+      EXPECT_EQ(planned->plan.level(kSinkTokens), (Level{4, 4}));
     }
   }
 }

@@ -4,174 +4,206 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <utility>
 
 #include "base/parallel.h"
+#include "policy/head_attention.h"
 #include "quant/block.h"
 
 namespace qkvshare {
 namespace {
 
-constexpr float kUniformFloor = 0.1f;
+using HeadCosts = std::array<std::vector<float>, kWidths.size()>;  // [widths][tokens]; empty at 16 bits
 
-// The tokens that a query sees.
-struct Range {
-  size_t first, end;
+// What one KV head of one layer adds.
+struct HeadPart {
+  HeadCosts keys, values;
+  HeadAttention attention;
 };
 
-Range Visible(uint32_t last, uint32_t window) {
-  const size_t end = size_t{last} + 1;
-  return {window > 0 && end > window ? end - window : 0, end};
-}
-
-// One KV head as floats, laid out so that the inner loops run over neighbouring values.
-struct HeadMatrix {
-  size_t tokens, dim;
-  std::vector<float> rows;     // [tokens, dim]
-  std::vector<float> columns;  // [dim, tokens]
-
-  explicit HeadMatrix(const HeadRows& head)
-      : tokens(head.tokens), dim(head.dim), rows(tokens * dim), columns(tokens * dim) {
-    for (size_t t = 0; t < tokens; ++t) {
-      for (size_t c = 0; c < dim; ++c) rows[t * dim + c] = columns[c * tokens + t] = HalfToFloat(head.row(t)[c]);
-    }
-  }
-  // out[t] = x . row t, for t in range.
-  void Dot(const float* x, Range range, std::vector<float>* out) const {
-    std::fill(out->begin(), out->end(), 0.0f);
-    for (size_t c = 0; c < dim; ++c) {
-      const float* column = &columns[c * tokens];
-      for (size_t t = range.first; t < range.end; ++t) (*out)[t] += x[c] * column[t];
-    }
-  }
-  // out = sum of weight[t] * row t, for t in range.
-  void WeightedSum(const std::vector<float>& weight, Range range, std::vector<float>* out) const {
-    std::fill(out->begin(), out->end(), 0.0f);
-    for (size_t t = range.first; t < range.end; ++t) {
-      for (size_t c = 0; c < dim; ++c) (*out)[c] += weight[t] * rows[t * dim + c];
-    }
-  }
-};
-
-float SquaredNorm(const float* x, size_t n) {
-  float sum = 0;
-  for (size_t i = 0; i < n; ++i) sum += x[i] * x[i];
-  return sum;
-}
-
-// Softmax over the scores in range, in place.
-void Softmax(Range range, std::vector<float>* scores) {
-  const auto at = [&](size_t t) { return scores->begin() + static_cast<ptrdiff_t>(t); };
-  const float top = *std::max_element(at(range.first), at(range.end));
-  float total = 0;
-  for (size_t t = range.first; t < range.end; ++t) total += (*scores)[t] = std::exp((*scores)[t] - top);
-  for (size_t t = range.first; t < range.end; ++t) (*scores)[t] /= total;
-}
-
-// Importance of the tokens of one KV head: cost of a unit of squared error, in the space of the codes.
-struct Importance {
-  std::vector<double> keys, values;  // [tokens]
-};
-
-class HeadImportance {
+// Adds up the parts of all heads in their order, whichever is done first: the result does not depend on the threads.
+class OrderedSum {
  public:
-  HeadImportance(const KvView& kv, size_t layer, uint32_t kv_head, const LayerQueries& queries, const BlockCodec& codec)
-      : keys_(kv.head(layer, Side::kKeys, kv_head)),
-        values_(kv.head(layer, Side::kValues, kv_head)),
-        queries_(queries),
-        codec_(codec),
-        weight_(kv.tokens),
-        cross_(kv.tokens),
-        value_norm_(kv.tokens),
-        output_(values_.dim) {
-    for (size_t t = 0; t < kv.tokens; ++t) value_norm_[t] = SquaredNorm(&values_.rows[t * values_.dim], values_.dim);
-  }
+  explicit OrderedSum(MeasuredCosts* sum) : sum_(*sum) {}
 
-  // Adds the queries of heads [first_head, first_head + group).
-  Importance Measure(const std::vector<uint32_t>& last_visible, size_t first_head, size_t group) {
-    Importance importance{std::vector<double>(keys_.tokens), std::vector<double>(keys_.tokens)};
-    double size = 0;
-    for (size_t i = 0; i < last_visible.size(); ++i) {
-      for (size_t head = first_head; head < first_head + group; ++head) {
-        size += AddQuery(&queries_.q[(i * queries_.heads + head) * queries_.dim],
-                         Visible(last_visible[i], queries_.window), &importance);
+  void Add(size_t index, HeadPart part) {
+    const std::lock_guard lock(mutex_);
+    waiting_.emplace(index, std::move(part));
+    for (auto it = waiting_.begin(); it != waiting_.end() && it->first == next_; it = waiting_.erase(it), ++next_) {
+      for (size_t i = 0; i < kWidths.size(); ++i) {
+        AddTo(it->second.keys[i], &sum_.costs.keys[i]);
+        AddTo(it->second.values[i], &sum_.costs.values[i]);
       }
+      AddTo(it->second.attention.mass, &sum_.attention.mass);
+      AddTo(it->second.attention.squares, &sum_.attention.squares);
+      AddTo(it->second.attention.log_mass, &sum_.attention.log_mass);
     }
-    // Both sums and size are over the same queries, so their number cancels. An output of zero has nothing to lose.
-    const double norm = size > 0 ? 1.0 / size : 0.0;
-    for (double& x : importance.keys) x *= norm;
-    for (double& x : importance.values) x *= norm;
-    return importance;
   }
 
  private:
-  // Returns the squared size of the query's attention output.
-  double AddQuery(const float* q, Range visible, Importance* importance) {
-    keys_.Dot(q, visible, &weight_);
-    for (size_t t = visible.first; t < visible.end; ++t) {
-      weight_[t] *= queries_.scale;
-      if (queries_.softcap > 0) weight_[t] = queries_.softcap * std::tanh(weight_[t] / queries_.softcap);
-    }
-    Softmax(visible, &weight_);
-    values_.WeightedSum(weight_, visible, &output_);
-    values_.Dot(output_.data(), visible, &cross_);
-    std::vector<float> code_query(q, q + queries_.dim);
-    codec_.TransformQuery(code_query.data());
-    const float moved = queries_.scale * queries_.scale * SquaredNorm(code_query.data(), queries_.dim) /
-                        static_cast<float>(queries_.dim);
-    const float output_norm = SquaredNorm(output_.data(), output_.size());
-    const float floor = kUniformFloor / static_cast<float>(visible.end - visible.first);
-    for (size_t t = visible.first; t < visible.end; ++t) {
-      const float weight = (1 - kUniformFloor) * weight_[t] + floor;
-      const float distance = std::max(value_norm_[t] + output_norm - 2 * cross_[t], 0.0f);
-      importance->keys[t] += static_cast<double>(weight * moved * distance);
-      importance->values[t] += static_cast<double>(weight);
-    }
-    return static_cast<double>(output_norm);
+  static void AddTo(const std::vector<float>& part, std::vector<double>* sum) {
+    if (sum->empty()) sum->resize(part.size(), 0.0);
+    for (size_t t = 0; t < part.size(); ++t) (*sum)[t] += static_cast<double>(part[t]);
   }
 
-  HeadMatrix keys_, values_;
-  const LayerQueries& queries_;
-  const BlockCodec& codec_;
-  std::vector<float> weight_, cross_, value_norm_, output_;
+  MeasuredCosts& sum_;
+  std::mutex mutex_;
+  std::map<size_t, HeadPart> waiting_;
+  size_t next_ = 0;
 };
 
-Status AddErrors(const BlockCodec& codec, const HeadRows& rows, const std::vector<double>& importance,
-                 std::array<std::vector<double>, kWidths.size()>* costs) {
-  std::vector<float> errors(rows.tokens);
+// Squared errors of each row at each width but 16. [widths][tokens]
+Result<HeadCosts> MeasureErrors(const BlockCodec& codec, const HeadRows& rows) {
+  HeadCosts errors;
   for (size_t i = 0; i < kWidths.size(); ++i) {
     if (kWidths[i] == 16) continue;
-    QKV_RETURN_IF_ERROR(codec.MeasureErrors(rows, kWidths[i], errors.data()));
-    for (size_t t = 0; t < rows.tokens; ++t) (*costs)[i][t] += importance[t] * static_cast<double>(errors[t]);
+    errors[i].resize(rows.tokens);
+    QKV_RETURN_IF_ERROR(codec.MeasureErrors(rows, kWidths[i], errors[i].data()));
   }
-  return {};
+  return errors;
 }
 
-TokenCosts ZeroCosts(size_t tokens) {
-  TokenCosts costs;
+// Squared length of each row in the space of the codes, where the rotation does not count. kNonFinite as packing.
+Result<std::vector<float>> CodeNorms(const HeadRows& rows, const ChannelProfile& profile, Side side) {
+  std::vector<float> mean(rows.dim, 0.0f);
+  std::vector<float> inverse_scale(rows.dim, 1.0f);
+  for (size_t c = 0; c < profile.mean.size(); ++c) {
+    mean[c] = HalfToFloat(profile.mean[c]);
+    inverse_scale[c] = 1.0f / HalfToFloat(profile.scale[c]);
+  }
+  std::vector<float> norms(rows.tokens);
+  std::vector<float> x(rows.dim);
+  for (size_t t = 0; t < rows.tokens; ++t) {
+    const Half* row = rows.row(t);
+    for (size_t c = 0; c < rows.dim; ++c) {
+      const float v = (HalfToFloat(row[c]) - mean[c]) * inverse_scale[c];
+      x[c] = v * v;
+    }
+    norms[t] = std::accumulate(x.begin(), x.end(), 0.0f);
+    if (!std::isfinite(norms[t])) {
+      return Status(StatusCode::kNonFinite, fmt::format("the {} of token {} hold NaN or Inf", SideName(side), t));
+    }
+  }
+  return norms;
+}
+
+// Squared errors of each row at each width, by those of every step-th row after the sinks, which are like no other row.
+Result<HeadCosts> EstimateErrors(const BlockCodec& codec, const HeadRows& rows, const ChannelProfile& profile,
+                                 Side side, size_t most_rows) {
+  const size_t step = (rows.tokens + most_rows - 1) / most_rows;
+  if (step == 1 || rows.tokens <= kSinkTokens) return MeasureErrors(codec, rows);
+  QKV_ASSIGN_OR_RETURN(const std::vector<float> norms, CodeNorms(rows, profile, side));
+  const size_t measured = (rows.tokens - kSinkTokens + step - 1) / step;
+  QKV_ASSIGN_OR_RETURN(HeadCosts errors,
+                       MeasureErrors(codec, {rows.row(kSinkTokens), rows.stride * step, measured, rows.dim}));
+  for (std::vector<float>& error : errors) {
+    if (error.empty()) continue;
+    double share = 0;
+    for (size_t i = 0; i < measured; ++i) {
+      const float norm = norms[kSinkTokens + i * step];
+      share += norm > 0 ? static_cast<double>(error[i] / norm) : 0.0;
+    }
+    const auto mean_share = static_cast<float>(share / static_cast<double>(measured));
+    error.resize(rows.tokens);
+    for (size_t t = 0; t < rows.tokens; ++t) error[t] = mean_share * norms[t];
+  }
+  return errors;
+}
+
+// importance * error at each width as this layer adjusts it.
+HeadCosts CostsOf(const HeadCosts& errors, const std::vector<float>& importance, int steps) {
+  HeadCosts costs;
   for (size_t i = 0; i < kWidths.size(); ++i) {
-    costs.keys[i].assign(tokens, 0.0);
-    costs.values[i].assign(tokens, 0.0);
+    if (kWidths[i] == 16) continue;
+    const auto adjusted = std::clamp<std::ptrdiff_t>(static_cast<std::ptrdiff_t>(i) + steps, 0, kWidths.size() - 1);
+    const std::vector<float>& error = errors[static_cast<size_t>(adjusted)];
+    if (error.empty()) continue;  // exact
+    costs[i].resize(error.size());
+    for (size_t t = 0; t < error.size(); ++t) costs[i][t] = importance[t] * error[t];
   }
   return costs;
 }
 
-Status AddLayer(const KvView& kv, const KeyProfiles& profiles, const AttentionWindow& window, size_t layer,
-                TokenCosts* costs) {
-  const LayerShape& shape = kv.layers[layer].shape;
-  const LayerQueries& queries = window.layers[layer];
-  QKV_ASSIGN_OR_RETURN(const Kernels* kernels, SelectKernels());
-  const size_t group = queries.heads / shape.kv_heads;
-  for (uint32_t head = 0; head < shape.kv_heads; ++head) {
-    const ChannelProfile none;
-    const BlockCodec key_codec(*kernels, Side::kKeys, shape.key_dim, profiles.empty() ? none : profiles[layer][head]);
-    const BlockCodec value_codec(*kernels, Side::kValues, shape.value_dim, none);
-    const Importance importance =
-        HeadImportance(kv, layer, head, queries, key_codec).Measure(window.last_visible, head * group, group);
-    QKV_RETURN_IF_ERROR(AddErrors(key_codec, kv.head(layer, Side::kKeys, head), importance.keys, &costs->keys));
-    QKV_RETURN_IF_ERROR(AddErrors(value_codec, kv.head(layer, Side::kValues, head), importance.values, &costs->values));
+// The KV heads of all layers, one after the other.
+class WindowMeasurement {
+ public:
+  WindowMeasurement(const KvView& kv, const KeyProfiles& profiles, const AttentionWindow& window,
+                    const CostOptions& options)
+      : kv_(kv), profiles_(profiles), window_(window), options_(options) {
+    for (uint32_t layer = 0; layer < kv.layers.size(); ++layer) {
+      for (uint32_t head = 0; head < kv.layers[layer].shape.kv_heads; ++head) heads_.emplace_back(layer, head);
+    }
   }
-  return {};
-}
+
+  Result<MeasuredCosts> Run(bool costs) const {
+    MeasuredCosts measured;
+    OrderedSum sum(&measured);
+    QKV_RETURN_IF_ERROR(ParallelFor(heads_.size(), options_.threads, [&](size_t i) -> Status {
+      const auto [layer, head] = heads_[i];
+      Result<HeadPart> part = MeasureHead(layer, head, costs);
+      if (!part) return {part.status().code(), fmt::format("layer {}: {}", layer, part.status().message())};
+      sum.Add(i, std::move(*part));
+      return {};
+    }));
+    for (auto* sides : {&measured.costs.keys, &measured.costs.values}) {
+      for (std::vector<double>& width : *sides) width.resize(kv_.tokens, 0.0);  // what no layer added to
+    }
+    CountQueries(&measured.attention);
+    return measured;
+  }
+
+ private:
+  Result<HeadPart> MeasureHead(size_t layer, uint32_t head, bool costs) const {
+    const LayerShape& shape = kv_.layers[layer].shape;
+    QKV_ASSIGN_OR_RETURN(const Kernels* kernels, SelectKernels());
+    const ChannelProfile none;
+    const ChannelProfile& profile = profiles_.empty() ? none : profiles_[layer][head];
+    const BlockCodec key_codec(*kernels, Side::kKeys, shape.key_dim, profile);
+    const BlockCodec value_codec(*kernels, Side::kValues, shape.value_dim, none);
+    const HeadRows keys = kv_.head(layer, Side::kKeys, head);
+    const HeadRows values = kv_.head(layer, Side::kValues, head);
+    HeadPart part;
+    HeadCosts key_errors;
+    HeadCosts value_errors;
+    if (costs) {  // first: they find what is not finite
+      QKV_ASSIGN_OR_RETURN(key_errors, EstimateErrors(key_codec, keys, profile, Side::kKeys, options_.measured_rows));
+      QKV_ASSIGN_OR_RETURN(value_errors,
+                           EstimateErrors(value_codec, values, none, Side::kValues, options_.measured_rows));
+    }
+    const LayerQueries& queries = window_.layers[layer];
+    const size_t group = queries.heads / shape.kv_heads;
+    part.attention = MeasureHeadAttention(keys, values, {&queries, window_.last_visible, head * group, group},
+                                          key_codec, {costs, options_.attention, options_.spread});
+    if (!costs) return part;
+    const LayerAdjustment adjustment = options_.layers.empty() ? LayerAdjustment() : options_.layers[layer];
+    part.keys = CostsOf(key_errors, part.attention.keys, adjustment.keys);
+    part.values = CostsOf(value_errors, part.attention.values, adjustment.values);
+    return part;
+  }
+
+  void CountQueries(AttentionStats* attention) const {
+    std::vector<double> change(kv_.tokens + 1, 0.0);  // from one token to the next
+    for (const LayerQueries& layer : window_.layers) {
+      for (const uint32_t last : window_.last_visible) {
+        const TokenRange visible = VisibleTokens(last, layer.window);
+        change[visible.first] += layer.heads;
+        change[visible.end] -= layer.heads;
+        attention->rows += layer.heads;
+      }
+    }
+    attention->seen_by.resize(kv_.tokens);
+    std::partial_sum(change.begin(), change.end() - 1, attention->seen_by.begin());
+  }
+
+  const KvView& kv_;
+  const KeyProfiles& profiles_;
+  const AttentionWindow& window_;
+  const CostOptions& options_;
+  std::vector<std::pair<uint32_t, uint32_t>> heads_;  // layer, KV head
+};
 
 Status CheckWindow(const KvView& kv, const AttentionWindow& window) {
   const auto invalid = [](const std::string& what) {
@@ -197,38 +229,62 @@ Status CheckWindow(const KvView& kv, const AttentionWindow& window) {
 
 }  // namespace
 
-Result<TokenCosts> MeasureTokenCosts(const KvView& kv, const KeyProfiles& profiles, const AttentionWindow& window,
-                                     int threads) {
+Result<MeasuredCosts> MeasureTokenCosts(const KvView& kv, const KeyProfiles& profiles, const AttentionWindow& window,
+                                        const CostOptions& options) {
   QKV_RETURN_IF_ERROR(CheckWindow(kv, window));
-  // One sum a layer, added up in order: the result does not depend on the threads.
-  std::vector<TokenCosts> layers(kv.layers.size());
-  QKV_RETURN_IF_ERROR(ParallelFor(kv.layers.size(), threads, [&](size_t layer) {
-    layers[layer] = ZeroCosts(kv.tokens);
-    const Status status = AddLayer(kv, profiles, window, layer, &layers[layer]);
-    return status.ok() ? status : Status(status.code(), fmt::format("layer {}: {}", layer, status.message()));
-  }));
-  TokenCosts costs = ZeroCosts(kv.tokens);
-  for (const TokenCosts& layer : layers) {
-    for (size_t i = 0; i < kWidths.size(); ++i) {
-      for (size_t t = 0; t < kv.tokens; ++t) {
-        costs.keys[i][t] += layer.keys[i][t];
-        costs.values[i][t] += layer.values[i][t];
-      }
-    }
+  if (!options.layers.empty() && options.layers.size() != kv.layers.size()) {
+    return Status(StatusCode::kInvalidArgument, fmt::format("{} layer adjustments, but the cache has {} layers",
+                                                            options.layers.size(), kv.layers.size()));
   }
-  return costs;
+  return WindowMeasurement(kv, profiles, window, options).Run(/*costs=*/true);
+}
+
+Result<AttentionStats> MeasureAttention(const KvView& kv, const AttentionWindow& window, int threads) {
+  QKV_RETURN_IF_ERROR(CheckWindow(kv, window));
+  CostOptions options;
+  options.threads = threads;
+  const KeyProfiles none;
+  QKV_ASSIGN_OR_RETURN(MeasuredCosts measured, WindowMeasurement(kv, none, window, options).Run(/*costs=*/false));
+  return std::move(measured.attention);
 }
 
 TokenCosts EqualTokenCosts(size_t tokens) {
-  TokenCosts costs = ZeroCosts(tokens);
+  TokenCosts costs;
   for (size_t i = 0; i < kWidths.size(); ++i) {
-    if (kWidths[i] == 16) continue;
     // A uniform quantizer's squared error falls by four with each bit; keys lose more than values (design, measured).
-    const double error = std::pow(4.0, -kWidths[i]);
+    const double error = kWidths[i] == 16 ? 0.0 : std::pow(4.0, -kWidths[i]);
     costs.keys[i].assign(tokens, 8.0 * error);
     costs.values[i].assign(tokens, error);
   }
   return costs;
+}
+
+TokenCosts MixTokenCosts(const TokenCosts& first, const TokenCosts& second, double share) {
+  const auto factor = [](const TokenCosts& costs, double part) {
+    double sum = 0;
+    for (const auto* narrowest : {&costs.keys[0], &costs.values[0]}) {
+      sum = std::accumulate(narrowest->begin(), narrowest->end(), sum);
+    }
+    return sum > 0 ? part / sum : 0.0;
+  };
+  const double a = factor(first, share);
+  const double b = factor(second, 1 - share);
+  TokenCosts mixed = first;
+  for (size_t i = 0; i < kWidths.size(); ++i) {
+    for (size_t t = 0; t < first.tokens(); ++t) {
+      mixed.keys[i][t] = a * first.keys[i][t] + b * second.keys[i][t];
+      mixed.values[i][t] = a * first.values[i][t] + b * second.values[i][t];
+    }
+  }
+  return mixed;
+}
+
+void ScaleTokenCosts(std::span<const double> multiplier, TokenCosts* costs) {
+  for (auto* sides : {&costs->keys, &costs->values}) {
+    for (std::vector<double>& width : *sides) {
+      for (size_t t = 0; t < width.size(); ++t) width[t] *= multiplier[t];
+    }
+  }
 }
 
 }  // namespace qkvshare

@@ -70,7 +70,7 @@ class SlowCosts {
                  &key_weight, &value_weight, &size);
       }
     }
-    for (size_t w = 0; w < 2; ++w) {
+    for (size_t w = 0; kWidths[w] < 16; ++w) {
       const std::vector<double> key_errors = Errors(layer, Side::kKeys, kv_head, kWidths[w]);
       const std::vector<double> value_errors = Errors(layer, Side::kValues, kv_head, kWidths[w]);
       for (size_t t = 0; t < cache_.tokens; ++t) {
@@ -120,6 +120,13 @@ class SlowCosts {
   TokenCosts costs_;
 };
 
+Result<TokenCosts> Measure(const KvView& kv, const KeyProfiles& profiles, const AttentionWindow& window, int threads) {
+  CostOptions options;
+  options.threads = threads;
+  QKV_ASSIGN_OR_RETURN(const MeasuredCosts measured, MeasureTokenCosts(kv, profiles, window, options));
+  return measured.costs;
+}
+
 // Relative: single precision leaves about 1e-7 of each of some dozen terms, and the largest difference measured was
 // 4e-7. A wrong factor, head, token or visibility gives at least 1e-3.
 void ExpectClose(const TokenCosts& costs, const TokenCosts& expected) {
@@ -147,7 +154,7 @@ TEST(MeasureTokenCosts, EqualsTheFormulas) {
         const KeyProfiles profiles = with_profile ? MeasureKeyProfiles(cache.view(), kSinks, 1) : KeyProfiles();
         AttentionWindow window = RandomWindow(&random, cache, 7, group, softcap);
         window.last_visible[2] = 0;  // sees one token only
-        const Result<TokenCosts> costs = MeasureTokenCosts(cache.view(), profiles, window, 1);
+        const Result<TokenCosts> costs = Measure(cache.view(), profiles, window, 1);
         ASSERT_TRUE(costs) << costs.status().message();
         ExpectClose(*costs, SlowCosts(&cache, profiles, window).costs());
       }
@@ -163,11 +170,11 @@ TEST(MeasureTokenCosts, QueriesSeeNoTokenThatHasLeftTheirLayersWindow) {
   window.last_visible[2] = 3;  // sees fewer tokens than a window
   window.layers[0].window = 5;
   window.layers[2].window = 64;  // longer than the cache
-  const Result<TokenCosts> mixed = MeasureTokenCosts(cache.view(), {}, window, 1);
+  const Result<TokenCosts> mixed = Measure(cache.view(), {}, window, 1);
   ASSERT_TRUE(mixed) << mixed.status().message();
   ExpectClose(*mixed, SlowCosts(&cache, {}, window).costs());
   for (LayerQueries& layer : window.layers) layer.window = 5;
-  const Result<TokenCosts> narrow = MeasureTokenCosts(cache.view(), {}, window, 1);
+  const Result<TokenCosts> narrow = Measure(cache.view(), {}, window, 1);
   ASSERT_TRUE(narrow) << narrow.status().message();
   EXPECT_EQ(narrow->values[0][10], 0.0);  // 22 - 5 is the first token that the first query sees
   EXPECT_GT(narrow->values[0][18], 0.0);
@@ -181,10 +188,10 @@ TEST(MeasureTokenCosts, SoftcapAndProfileMatter) {
   cache.Fill(&random, 3.0f);
   AttentionWindow window = RandomWindow(&random, cache, 7, 2);
   const KeyProfiles profiles = MeasureKeyProfiles(cache.view(), kSinks, 1);
-  const Result<TokenCosts> plain = MeasureTokenCosts(cache.view(), {}, window, 1);
-  const Result<TokenCosts> profiled = MeasureTokenCosts(cache.view(), profiles, window, 1);
+  const Result<TokenCosts> plain = Measure(cache.view(), {}, window, 1);
+  const Result<TokenCosts> profiled = Measure(cache.view(), profiles, window, 1);
   for (LayerQueries& layer : window.layers) layer.softcap = 1.0f;
-  const Result<TokenCosts> capped = MeasureTokenCosts(cache.view(), {}, window, 1);
+  const Result<TokenCosts> capped = Measure(cache.view(), {}, window, 1);
   ASSERT_TRUE(plain && profiled && capped);
   EXPECT_GT(std::fabs(profiled->keys[0][10] / plain->keys[0][10] - 1), 0.01);
   EXPECT_GT(std::fabs(capped->values[0][10] / plain->values[0][10] - 1), 0.01);
@@ -194,14 +201,15 @@ TEST(MeasureTokenCosts, FallsWithTheWidthAndIsZeroAtSixteenBits) {
   std::mt19937 random(3);
   TestCache cache(40, Shapes());
   cache.Fill(&random);
-  const Result<TokenCosts> costs = MeasureTokenCosts(cache.view(), {}, RandomWindow(&random, cache, 5, 2), 1);
+  const Result<TokenCosts> costs = Measure(cache.view(), {}, RandomWindow(&random, cache, 5, 2), 1);
   ASSERT_TRUE(costs);
   for (size_t t = 0; t < 40; ++t) {
-    EXPECT_GT(costs->keys[0][t], costs->keys[1][t]);
-    EXPECT_GT(costs->values[0][t], costs->values[1][t]);
-    EXPECT_GT(costs->keys[1][t], 0.0);
-    EXPECT_EQ(costs->keys[2][t], 0.0);
-    EXPECT_EQ(costs->values[2][t], 0.0);
+    for (size_t w = 0; kWidths[w] < 16; ++w) {
+      EXPECT_GT(costs->keys[w][t], costs->keys[w + 1][t]);
+      EXPECT_GT(costs->values[w][t], costs->values[w + 1][t]);
+    }
+    EXPECT_EQ(costs->keys[3][t], 0.0);
+    EXPECT_EQ(costs->values[3][t], 0.0);
   }
 }
 
@@ -211,10 +219,10 @@ TEST(MeasureTokenCosts, IsIdenticalForAnyNumberOfThreads) {
   cache.Fill(&random);
   const KeyProfiles profiles = MeasureKeyProfiles(cache.view(), kSinks, 1);
   const AttentionWindow window = RandomWindow(&random, cache, 8, 2);
-  const Result<TokenCosts> one = MeasureTokenCosts(cache.view(), profiles, window, 1);
+  const Result<TokenCosts> one = Measure(cache.view(), profiles, window, 1);
   ASSERT_TRUE(one);
   for (int repeat = 0; repeat < 5; ++repeat) {
-    const Result<TokenCosts> four = MeasureTokenCosts(cache.view(), profiles, window, 4);
+    const Result<TokenCosts> four = Measure(cache.view(), profiles, window, 4);
     ASSERT_TRUE(four);
     EXPECT_EQ(one->keys, four->keys);
     EXPECT_EQ(one->values, four->values);
@@ -234,9 +242,9 @@ TEST(MeasureTokenCosts, TokensThatAreAttendedToCostMore) {
     for (size_t row = 0; row < 12; ++row) window.layers[0].q[row * 32 + c] = 1.5f * sign;
     cache.row(0, Side::kValues, 21, 0)[c] = cache.row(0, Side::kValues, 20, 0)[c];
   }
-  const Result<TokenCosts> costs = MeasureTokenCosts(cache.view(), {}, window, 1);
+  const Result<TokenCosts> costs = Measure(cache.view(), {}, window, 1);
   ASSERT_TRUE(costs);
-  for (size_t w = 0; w < 2; ++w) {
+  for (size_t w = 0; kWidths[w] < 16; ++w) {
     EXPECT_GT(costs->values[w][20], 20 * costs->values[w][21]);
     for (size_t t = 0; t < 60; ++t) {
       if (t == 20) continue;
@@ -251,7 +259,7 @@ TEST(MeasureTokenCosts, TokensThatNoQuerySeesCostNothing) {
   cache.Fill(&random);
   AttentionWindow window = RandomWindow(&random, cache, 3, 2);
   window.last_visible = {4, 9, 9};
-  const Result<TokenCosts> costs = MeasureTokenCosts(cache.view(), {}, window, 1);
+  const Result<TokenCosts> costs = Measure(cache.view(), {}, window, 1);
   ASSERT_TRUE(costs);
   for (size_t t = 0; t < 30; ++t) {
     EXPECT_EQ(costs->keys[0][t] > 0, t <= 9) << t;
@@ -264,12 +272,12 @@ TEST(MeasureTokenCosts, StaysFiniteWithConstantAndZeroRows) {
   std::mt19937 random(7);
   const AttentionWindow window = RandomWindow(&random, cache, 3, 2);
   const KeyProfiles profiles = MeasureKeyProfiles(cache.view(), kSinks, 1);
-  Result<TokenCosts> costs = MeasureTokenCosts(cache.view(), profiles, window, 1);
+  Result<TokenCosts> costs = Measure(cache.view(), profiles, window, 1);
   ASSERT_TRUE(costs);
   for (size_t t = 0; t < 10; ++t) EXPECT_EQ(costs->keys[0][t] + costs->values[0][t], 0.0);
   // Scores far outside what exp takes without the largest being subtracted.
   cache.Fill(&random, 3000.0f);
-  costs = MeasureTokenCosts(cache.view(), {}, window, 1);
+  costs = Measure(cache.view(), {}, window, 1);
   ASSERT_TRUE(costs);
   for (size_t t = 0; t < 10; ++t) EXPECT_TRUE(std::isfinite(costs->keys[0][t]) && std::isfinite(costs->values[0][t]));
 }
@@ -282,12 +290,12 @@ TEST(MeasureTokenCosts, RefusesWindowsThatDoNotFit) {
   const auto refused = [&](const std::function<void(AttentionWindow*)>& change, const std::string& what) {
     AttentionWindow window = good;
     change(&window);
-    const Result<TokenCosts> costs = MeasureTokenCosts(cache.view(), {}, window, 1);
+    const Result<TokenCosts> costs = Measure(cache.view(), {}, window, 1);
     ASSERT_FALSE(costs) << what;
     EXPECT_EQ(costs.status().code(), StatusCode::kInvalidArgument);
     EXPECT_NE(costs.status().message().find(what), std::string::npos) << costs.status().message();
   };
-  ASSERT_TRUE(MeasureTokenCosts(cache.view(), {}, good, 1));
+  ASSERT_TRUE(Measure(cache.view(), {}, good, 1));
   refused([](AttentionWindow* w) { *w = {}; }, "no queries");
   refused([](AttentionWindow* w) { w->layers.pop_back(); }, "2 layers, but the cache has 3");
   refused([](AttentionWindow* w) { w->layers[1].dim = 16; }, "layer 1");
@@ -307,8 +315,7 @@ TEST(MeasureTokenCosts, RefusesNanAndInfinityWithLayerAndToken) {
         TestCache cache(20, Shapes());
         cache.Fill(&random);
         cache.row(2, side, 13, 1)[3] = bad;
-        const Result<TokenCosts> costs =
-            MeasureTokenCosts(cache.view(), {}, RandomWindow(&random, cache, 3, 2), threads);
+        const Result<TokenCosts> costs = Measure(cache.view(), {}, RandomWindow(&random, cache, 3, 2), threads);
         ASSERT_FALSE(costs);
         EXPECT_EQ(costs.status().code(), StatusCode::kNonFinite);
         for (const std::string& word : {std::string("layer 2"), std::string("token 13"), std::string(SideName(side))}) {
@@ -319,15 +326,134 @@ TEST(MeasureTokenCosts, RefusesNanAndInfinityWithLayerAndToken) {
   }
 }
 
+MeasuredCosts MeasureWith(const TestCache& cache, const AttentionWindow& window, const CostOptions& options) {
+  const Result<MeasuredCosts> measured = MeasureTokenCosts(cache.view(), {}, window, options);
+  EXPECT_TRUE(measured) << measured.status().message();
+  return measured ? *measured : MeasuredCosts();
+}
+
+TEST(MeasureTokenCosts, LayersAreMeasuredAtTheirAdjustedWidths) {
+  std::mt19937 random(10);
+  TestCache cache(40, {{2, 16, 16}, {2, 16, 16}});
+  cache.Fill(&random);
+  AttentionWindow window = RandomWindow(&random, cache, 5, 2);
+  CostOptions options;
+  const MeasuredCosts plain = MeasureWith(cache, window, options);
+  const std::vector<LayerAdjustment> wider = {{1, 0}, {1, 0}};
+  options.layers = wider;
+  const MeasuredCosts keys = MeasureWith(cache, window, options);
+  EXPECT_EQ(keys.costs.keys[0], plain.costs.keys[1]);
+  EXPECT_EQ(keys.costs.keys[1], plain.costs.keys[2]);
+  EXPECT_EQ(keys.costs.keys[2], std::vector<double>(40, 0.0));
+  EXPECT_EQ(keys.costs.values, plain.costs.values);
+  const std::vector<LayerAdjustment> mixed = {{0, -3}, {0, 0}};
+  options.layers = mixed;
+  const MeasuredCosts values = MeasureWith(cache, window, options);
+  EXPECT_EQ(values.costs.values[0], plain.costs.values[0]);
+  for (size_t t = 0; t < 40; ++t) {
+    EXPECT_GT(values.costs.values[2][t], plain.costs.values[2][t]);
+    EXPECT_LT(values.costs.values[2][t], plain.costs.values[0][t]);
+  }
+  const std::vector<LayerAdjustment> wrong(3);
+  options.layers = wrong;
+  EXPECT_EQ(MeasureTokenCosts(cache.view(), {}, window, options).status().code(), StatusCode::kInvalidArgument);
+}
+
+TEST(MeasureTokenCosts, SomeRowsTellTheErrorsOfAll) {
+  std::mt19937 random(11);
+  TestCache cache(500, {{2, 64, 64}});
+  cache.Fill(&random, 2.0f);
+  for (size_t t = 0; t < 500; t += 3) {  // rows of other lengths
+    for (size_t c = 0; c < 64; ++c) {
+      Half* value = cache.row(0, Side::kValues, t, 0) + c;
+      *value = FloatToHalf(4 * HalfToFloat(*value));
+    }
+  }
+  const AttentionWindow window = RandomWindow(&random, cache, 4, 1);
+  CostOptions options;
+  options.measured_rows = 500;
+  const MeasuredCosts all = MeasureWith(cache, window, options);
+  options.measured_rows = 50;
+  const MeasuredCosts some = MeasureWith(cache, window, options);
+  for (size_t w = 0; kWidths[w] < 16; ++w) {
+    double difference = 0, sum = 0;
+    for (size_t t = kSinks; t < 500; ++t) {
+      difference += std::fabs(some.costs.values[w][t] - all.costs.values[w][t]);
+      sum += all.costs.values[w][t];
+    }
+    // The share of its length that a row loses varies from row to row; measured 0.1 to 0.23.
+    EXPECT_LT(difference, 0.3 * sum) << kWidths[w];
+  }
+  cache.row(0, Side::kKeys, 7, 1)[5] = 0x7C00;  // not one of the rows that are measured
+  EXPECT_EQ(MeasureTokenCosts(cache.view(), {}, window, options).status().code(), StatusCode::kNonFinite);
+}
+
+TEST(MeasureTokenCosts, WithoutAttentionAllThatAQuerySeesWeighsTheSame) {
+  std::mt19937 random(12);
+  TestCache cache(30, {{1, 16, 16}});
+  cache.Fill(&random, 3.0f);
+  AttentionWindow window = RandomWindow(&random, cache, 4, 2);
+  for (uint32_t& last : window.last_visible) last = 29;
+  CostOptions options;
+  options.attention = false;
+  const MeasuredCosts off = MeasureWith(cache, window, options);
+  AttentionWindow blind = window;
+  for (float& q : blind.layers[0].q) q = 0;  // every score is 0: uniform attention
+  options.attention = true;
+  const MeasuredCosts uniform = MeasureWith(cache, blind, options);
+  for (size_t t = 0; t < 30; ++t) {
+    // Relative; the same sums in single precision.
+    EXPECT_NEAR(off.costs.values[0][t], uniform.costs.values[0][t], 1e-5 * uniform.costs.values[0][t]);
+  }
+  EXPECT_NE(off.attention.mass, uniform.attention.mass);  // what is measured stays measured
+}
+
+TEST(MeasureAttention, IsTheAttentionOfTheCosts) {
+  std::mt19937 random(13);
+  TestCache cache(70, Shapes());
+  cache.Fill(&random);
+  AttentionWindow window = RandomWindow(&random, cache, 9, 2);
+  window.layers[1].window = 20;
+  CostOptions options;
+  options.spread = true;
+  const AttentionStats stats = MeasureWith(cache, window, options).attention;
+  const Result<AttentionStats> alone = MeasureAttention(cache.view(), window, 3);
+  ASSERT_TRUE(alone);
+  EXPECT_EQ(alone->mass, stats.mass);
+  EXPECT_EQ(alone->seen_by, stats.seen_by);
+  double sum = 0;
+  for (const double mass : stats.mass) sum += mass;
+  EXPECT_EQ(stats.rows, 9.0 * (4 + 2 + 6));
+  EXPECT_NEAR(sum, stats.rows, 1e-4 * stats.rows);  // the weights of a query sum to 1, in single precision
+  EXPECT_EQ(stats.seen_by[0], 9.0 * (4 + 6));       // not in layer 1, whose window has passed it
+  EXPECT_EQ(stats.seen_by[69], 12.0);
+  for (size_t t = 0; t < 70; ++t) {
+    EXPECT_LE(stats.squares[t], stats.mass[t]);
+    EXPECT_LE(stats.log_mass[t], 1e-6);
+  }
+  window.layers.clear();
+  EXPECT_EQ(MeasureAttention(cache.view(), window, 1).status().code(), StatusCode::kInvalidArgument);
+}
+
+TEST(MixTokenCosts, ScalesBothToOneSum) {
+  TokenCosts first = EqualTokenCosts(2), second = EqualTokenCosts(2);
+  const std::vector<double> ten = {10, 10}, one_sided = {2, 0};
+  ScaleTokenCosts(ten, &first);
+  ScaleTokenCosts(one_sided, &second);
+  const TokenCosts mixed = MixTokenCosts(first, second, 0.25);
+  EXPECT_NEAR(mixed.keys[0][0] + mixed.values[0][0], 0.25 / 2 + 0.75, 1e-12);
+  EXPECT_NEAR(mixed.keys[0][1] + mixed.values[0][1], 0.25 / 2, 1e-12);
+  EXPECT_EQ(mixed.keys[3], (std::vector<double>{0, 0}));
+}
+
 TEST(EqualTokenCosts, AreEqualAndFallWithTheWidth) {
   const TokenCosts costs = EqualTokenCosts(5);
   for (const auto* side : {&costs.keys, &costs.values}) {
     for (size_t w = 0; w < kWidths.size(); ++w) {
       EXPECT_EQ((*side)[w], std::vector<double>(5, (*side)[w][0]));
     }
-    EXPECT_GT((*side)[0][0], (*side)[1][0]);
-    EXPECT_GT((*side)[1][0], (*side)[2][0]);
-    EXPECT_EQ((*side)[2][0], 0.0);
+    for (size_t w = 0; kWidths[w] < 16; ++w) EXPECT_GT((*side)[w][0], (*side)[w + 1][0]);
+    EXPECT_EQ((*side)[3][0], 0.0);
   }
   EXPECT_GT(costs.keys[0][0], costs.values[0][0]);  // keys first
 }

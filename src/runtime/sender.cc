@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "base/stopwatch.h"
 #include "policy/allocator.h"
+#include "policy/anchors.h"
 #include "qkvshare/version.h"
 
 namespace qkvshare {
@@ -20,11 +22,11 @@ CardContent ContentOf(const Session& session, const KvState& state, const PackOp
   content.identity = session.identity();
   content.hop = options.hop;
   content.windows = session.windows();
+  content.protected_tokens = static_cast<uint32_t>(std::min(options.protected_tokens, content.token_ids.size()));
   CardInfo& info = content.info;
   info.model_name = session.model().name();
   info.architecture = session.model().architecture();
   info.sender = options.sender;
-  info.policy = PolicyName(options.policy);
   const auto now = std::chrono::time_point_cast<std::chrono::seconds>(std::chrono::system_clock::now());
   info.created = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(now));
   info.writer = fmt::format("qkvshare {}", kVersionText);
@@ -38,45 +40,104 @@ CardContent ContentOf(const Session& session, const KvState& state, const PackOp
   return content;
 }
 
-// Bytes of codes and scales that the plan may take.
-Result<size_t> Budget(const KvView& kv, const CardContent& content, const PackOptions& options) {
-  if (options.max_bytes == 0) {
-    return BudgetForBits(options.code_bits, kv.tokens, kSinkTokens, ShapesOf(kv));
-  }
+std::vector<Level> Ladder(const PackOptions& options) {
+  return options.levels.empty() ? std::vector<Level>(kLevels.begin(), kLevels.end()) : options.levels;
+}
+
+double LevelBits(Level level) { return (level.key_bits + level.value_bits) / 2.0; }
+
+// Bytes of codes and scales that the plan may take. content: with as many anchors as it will have.
+Result<size_t> Budget(const KvView& kv, const CardContent& content, const PackOptions& options,
+                      const AllocationLimits& limits) {
+  const std::vector<LayerShape> shapes = ShapesOf(kv);
+  if (options.max_bytes == 0) return BudgetForBits(options.code_bits, kv.tokens, limits.fixed, shapes);
   const size_t overhead = CardOverheadBytes(kv, content);
-  const size_t least = overhead + BudgetForBits(kLevels.front().key_bits, kv.tokens, kSinkTokens, ShapesOf(kv));
+  const size_t exact = limits.fixed.count(kv.tokens);
+  const Level narrowest = Ladder(options).front();
+  const size_t least = overhead + exact * TokenBytes(shapes, kExactLevel) +
+                       (kv.tokens - exact) * TokenBytes(shapes, narrowest, limits.layers);
   if (options.max_bytes < least) {
-    return Status(StatusCode::kOutOfRange,
-                  fmt::format("a card of {} tokens needs up to {} bytes at 4 bits, but {} are available", kv.tokens,
-                              least, options.max_bytes));
+    return Status(
+        StatusCode::kOutOfRange,
+        fmt::format("a card of {} tokens needs up to {} bytes at {}, its narrowest level, but {} are available",
+                    kv.tokens, least, LevelName(narrowest), options.max_bytes));
   }
   return options.max_bytes - overhead;
 }
 
-// Whether all tokens but the exact first ones have the narrowest level, or all are exact: then no policy had a choice.
-bool LeavesNoChoice(const BitPlan& plan) {
-  if (plan.tokens() <= kSinkTokens) return false;
-  const Level last = plan.level(plan.tokens() - 1);
-  if (last != kLevels.front() && last != kExactLevel) return false;
-  const auto first = plan.level_of_token.begin() + kSinkTokens;
-  return std::all_of(first, plan.level_of_token.end(), [&](uint8_t level) { return level == *first; });
+PlanRequest RequestOf(const PackOptions& options, int threads) {
+  PlanRequest request;
+  request.policy = options.policy;
+  request.control_of = options.control_of;
+  request.seed = options.policy_seed;
+  request.alpha = options.alpha;
+  request.features = options.features;
+  request.limits.fixed.last = options.protected_tokens;
+  request.limits.levels = options.levels;
+  request.limits.layers = options.layers;
+  request.threads = threads;
+  return request;
 }
 
-Status NoChoice(Policy policy) {
-  return {StatusCode::kInvalidArgument,
-          fmt::format("at this size every token gets the same bits, so policy {} changes nothing; give more than 4 and "
-                      "less than 16 bits, or use uniform",
-                      PolicyName(policy))};
+Transferability TransferabilityOf(const CardContent& content, const PackOptions& options) {
+  Transferability transfer;
+  for (const Segment& segment : content.info.segments) {
+    SegmentPrior& prior = transfer.segments.emplace_back(SegmentPrior{segment.first_token, segment.tokens});
+    for (const SegmentReader& reader : segment.readers) prior.distances.push_back(reader.distance);
+  }
+  transfer.anchors = options.anchors;
+  transfer.probe = options.probe;
+  return transfer;
+}
+
+Status NoChoice(const PackOptions& options) {
+  const std::vector<Level> ladder = Ladder(options);
+  return {
+      StatusCode::kInvalidArgument,
+      fmt::format("at this size every token gets the same bits, so policy {} changes nothing; give more than {} and "
+                  "less than {} bits, or use uniform",
+                  PolicyName(options.policy), LevelBits(ladder.front()), LevelBits(ladder.back()))};
+}
+
+// A policy's plan must be one that it had a choice in: not all tokens at the narrowest level or all at the widest.
+Status CheckChoice(const BitPlan& plan, const PackOptions& options, FixedTokens fixed) {
+  const size_t tokens = plan.tokens();
+  if (fixed.count(tokens) + 1 >= tokens) {
+    return {StatusCode::kInvalidArgument,
+            fmt::format("of {} tokens, {} stay exact whatever the policy, so policy {} changes nothing; use uniform",
+                        tokens, fixed.count(tokens), PolicyName(options.policy))};
+  }
+  const std::vector<Level> ladder = Ladder(options);
+  const Level level = plan.level(fixed.first);
+  if (level != ladder.front() && level != ladder.back()) return {};
+  for (size_t t = fixed.first; t + fixed.last < tokens; ++t) {
+    if (plan.level(t) != level) return {};
+  }
+  return NoChoice(options);
 }
 
 }  // namespace
 
+PredictionMeter::PredictionMeter(const Model& model, std::vector<int32_t> tokens)
+    : tokens_(std::move(tokens)), vocab_(static_cast<size_t>(model.vocab_size())), predictions_(tokens_.size()) {}
+
+void PredictionMeter::Add(size_t token, const float* logits) {
+  Stopwatch watch;
+  const bool last = token + 1 == tokens_.size();
+  const RowPrediction row = PredictionOf({logits, vocab_}, last ? -1 : tokens_[token + 1], &scratch_);
+  predictions_[token].next_entropy = row.entropy;
+  if (!last) predictions_[token + 1].log_probability = row.next_log_probability;
+  us_ += watch.LapUs();
+}
+
 Status CheckPackOptions(const PackOptions& options) {
+  QKV_RETURN_IF_ERROR(CheckPlanRequest(RequestOf(options, 1)));
   if (options.max_bytes > 0) return {};
   const bool in_range = options.code_bits >= kLevels.front().key_bits && options.code_bits <= 16;  // no NaN
-  if (!in_range) return {StatusCode::kInvalidArgument, fmt::format("{} bits: choose from 4 to 16", options.code_bits)};
-  const bool has_choice = options.code_bits > kLevels.front().key_bits && options.code_bits < 16;
-  return options.policy == Policy::kUniform || has_choice ? Status() : NoChoice(options.policy);
+  if (!in_range) return {StatusCode::kInvalidArgument, fmt::format("{} bits: choose from 2 to 16", options.code_bits)};
+  const std::vector<Level> ladder = Ladder(options);
+  const bool has_choice = options.code_bits > LevelBits(ladder.front()) && options.code_bits < LevelBits(ladder.back());
+  return options.policy == Policy::kUniform || has_choice ? Status() : NoChoice(options);
 }
 
 Result<PackedCard> PackSession(const Session& session, const PackOptions& options, PackTimes* times, int sequence) {
@@ -85,16 +146,22 @@ Result<PackedCard> PackSession(const Session& session, const PackOptions& option
   QKV_ASSIGN_OR_RETURN(const KvState state, session.TakeKv(sequence));
   times->take_us = watch.LapUs();
   const KvView kv = state.view();
-  const CardContent content = ContentOf(session, state, options, sequence);
+  CardContent content = ContentOf(session, state, options, sequence);
   const KeyProfiles profiles = MeasureKeyProfiles(kv, kSinkTokens, session.threads());
-  PlanRequest request;
-  request.policy = options.policy;
-  request.threads = session.threads();
-  QKV_ASSIGN_OR_RETURN(request.budget_bytes, Budget(kv, content, options));
-  QKV_ASSIGN_OR_RETURN(const BitPlan plan, MakePlan(kv, profiles, session.window(sequence), request));
-  if (options.policy != Policy::kUniform && LeavesNoChoice(plan)) return NoChoice(options.policy);
+  PlanRequest request = RequestOf(options, session.threads());
+  if (!session.window(sequence).empty()) content.anchors.resize(std::min(kMostAnchors, kv.tokens));
+  QKV_ASSIGN_OR_RETURN(request.limits.budget_bytes, Budget(kv, content, options, request.limits));
+  const Transferability transfer = TransferabilityOf(content, options);
+  QKV_ASSIGN_OR_RETURN(
+      Planned planned,
+      MakePlan({kv, profiles, session.window(sequence), content.token_ids, options.predictions, transfer}, request));
+  if (options.policy != Policy::kUniform) {
+    QKV_RETURN_IF_ERROR(CheckChoice(planned.plan, options, request.limits.fixed));
+  }
+  content.info.features = std::move(planned.features);
+  content.anchors = std::move(planned.anchors);
   times->plan_us = watch.LapUs();
-  QKV_ASSIGN_OR_RETURN(PackedCard card, PackCard(kv, plan, profiles, content, session.threads()));
+  QKV_ASSIGN_OR_RETURN(PackedCard card, PackCard(kv, planned.plan, profiles, content, session.threads()));
   times->quantize_us = watch.LapUs();
   return card;
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "card/card_writer.h"
@@ -14,11 +15,23 @@ namespace qkvshare {
 
 struct PackOptions {
   Policy policy = Policy::kUniform;
-  double code_bits = 4;  // average over all key and value channels, 4 to 16
-  size_t max_bytes = 0;  // of the whole file; 0: by code_bits
-  std::string sender;    // agent name
+  Policy control_of = Policy::kLocal;  // of the policies random and inverted: local or topology
+  uint64_t policy_seed = 1;            // of random
+  double alpha = kDefaultAlpha;        // of topology: share of the sender's own importance
+  FeatureSet features = DefaultFeatures();
+  double code_bits = 4;                 // average over all key and value channels, 2 to 16
+  size_t max_bytes = 0;                 // of the whole file; 0: by code_bits
+  size_t protected_tokens = 0;          // last tokens that stay exact
+  std::vector<Level> levels;            // that the policy may choose; empty: all of kLevels
+  std::vector<LayerAdjustment> layers;  // one a layer, or empty
+  std::string sender;                   // agent name
   uint32_t hop = 0;
   std::vector<Segment> segments;  // empty: one segment of role "prompt"
+  // What the policy may look at besides the session: how the model predicted each token (PredictionMeter), anchors of
+  // earlier receivers, and queries of one.
+  std::vector<TokenPrediction> predictions;
+  std::vector<Anchor> anchors;
+  AttentionWindow probe;
 };
 
 struct PackTimes {
@@ -29,15 +42,33 @@ struct PackTimes {
 
 // The queries that a policy needs of the prefill before packing: set these in PrefillOptions.
 inline constexpr uint32_t kWindowTokens = 128;
-inline constexpr uint32_t kWindowStride = 4;
+inline constexpr uint32_t kWindowStride = 8;
+
+// Makes two numbers of each token's logits, for the features that need them. Set its callback as PrefillOptions::logits
+// of the one prefill that decodes all of `tokens`.
+class PredictionMeter {
+ public:
+  explicit PredictionMeter(const Model& model, std::vector<int32_t> tokens);
+  void Add(size_t token, const float* logits);
+  // Time spent here; that of the model's output layer is part of the prefill.
+  int64_t us() const { return us_; }
+  std::vector<TokenPrediction> Take() { return std::move(predictions_); }
+
+ private:
+  std::vector<int32_t> tokens_;
+  size_t vocab_;
+  std::vector<TokenPrediction> predictions_;
+  std::vector<float> scratch_;
+  int64_t us_ = 0;
+};
 
 // What can be known to be wrong before there are any tokens. kInvalidArgument: bits out of range, or a policy that
 // would have no choice at these bits.
 Status CheckPackOptions(const PackOptions& options);
 
-// Packs all tokens of one sequence of the session, which stays as it is. kInvalidArgument (empty session, bits out of
-// range, kLocal without a window or where the size leaves it no choice), kOutOfRange (max_bytes too small: needed and
-// available), kNonFinite.
+// Packs all tokens of one sequence of the session, which stays as it is; where it has a window, with its anchors.
+// kInvalidArgument (empty session, bits out of range, a policy but uniform without a window or where the size leaves it
+// no choice, a feature that cannot be had), kOutOfRange (max_bytes too small: needed and available), kNonFinite.
 Result<PackedCard> PackSession(const Session& session, const PackOptions& options, PackTimes* times, int sequence = 0);
 
 // One segment a message, from where the token ids of the rendered conversation grow; one segment in all where the

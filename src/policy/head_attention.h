@@ -1,0 +1,42 @@
+// One KV head under the queries of a window: what its tokens' errors would cost, and the attention that they get.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "policy/attention_window.h"
+#include "policy/head_matrix.h"
+#include "quant/block.h"
+#include "quant/kv_view.h"
+
+namespace qkvshare {
+
+struct HeadAttention {
+  // Cost of a unit of squared error of the token's key (value), in the space of the codes. [tokens]
+  std::vector<float> keys, values;
+  // Sums over the queries of the weight w, w^2 and w log w; the last two only where asked for. [tokens]
+  std::vector<float> mass, squares, log_mass;
+};
+
+struct HeadQueries {
+  const LayerQueries* layer = nullptr;
+  std::span<const uint32_t> last_visible;  // of each query of the window
+  size_t first_head = 0, heads = 0;        // of the layer's query heads, those of this KV head
+};
+
+struct HeadAttentionOptions {
+  bool costs = true;  // keys and values
+  bool attention = true;
+  bool spread = false;
+};
+
+// Those up to `last`; with a sliding window, its last `window` ones.
+TokenRange VisibleTokens(uint32_t last, uint32_t window);
+
+// codec: of the keys; only for costs.
+HeadAttention MeasureHeadAttention(const HeadRows& keys, const HeadRows& values, const HeadQueries& queries,
+                                   const BlockCodec& codec, const HeadAttentionOptions& options);
+
+}  // namespace qkvshare

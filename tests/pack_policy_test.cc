@@ -1,0 +1,194 @@
+// Cards of every policy and feature, from sessions on tiny models.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "policy/allocator.h"
+#include "tests/session_fixture.h"
+
+namespace qkvshare {
+namespace {
+
+constexpr size_t kTokens = 300;
+
+class PackPolicyTest : public SessionTest {
+ protected:
+  void SetUp() override {
+    SessionTest::SetUp();
+    model_ = LoadTiny({});
+    session_ = MakeSession(*model_);
+    const std::vector<int32_t> tokens = SomeTokens(kTokens);
+    PredictionMeter meter(*model_, tokens);
+    PrefillOptions prefill;
+    prefill.window = kWindowTokens;
+    prefill.window_stride = kWindowStride;
+    prefill.logits = [&](size_t token, const float* logits) { meter.Add(token, logits); };
+    ASSERT_TRUE(session_->Prefill(tokens, prefill).ok());
+    options_.code_bits = 3;
+    options_.predictions = meter.Take();
+    options_.segments = {{"system", "A", "", 0, 100, {{"B", 1}}}, {"user", "A", "", 100, 200, {{"C", 2}}}};
+    options_.anchors = {{40, 0.1f}, {200, 0.05f}};
+  }
+
+  Card Pack(const PackOptions& options) const {
+    PackTimes times;
+    return Take(Card::FromBytes(Take(PackSession(*session_, options, &times)).Bytes()));
+  }
+  Card Pack(Policy policy) const {
+    PackOptions options = options_;
+    options.policy = policy;
+    return Pack(options);
+  }
+  static std::vector<LayerShape> Shapes(const Card& card) {
+    std::vector<LayerShape> shapes;
+    for (size_t layer = 0; layer < card.layers(); ++layer) shapes.push_back(card.shape(layer));
+    return shapes;
+  }
+
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<Session> session_;
+  PackOptions options_;
+};
+
+TEST_F(PackPolicyTest, EveryPolicyKeepsToTheBudgetAndIsNamed) {
+  for (const auto& [policy, name] : {std::pair{Policy::kUniform, "uniform"},
+                                     {Policy::kLocal, "local"},
+                                     {Policy::kTopology, "topology, alpha 0.5"},
+                                     {Policy::kRandom, "random of local, seed 1"},
+                                     {Policy::kInverted, "inverted of local"}}) {
+    SCOPED_TRACE(name);
+    const Card card = Pack(policy);
+    const std::vector<LayerShape> shapes = Shapes(card);
+    EXPECT_EQ(card.info().policy, name);
+    EXPECT_LE(PlanBytes(card.plan(), shapes), BudgetForBits(3, kTokens, {}, shapes));
+    EXPECT_GT(PlanBytes(card.plan(), shapes) + TokenBytes(shapes, {8, 8}), BudgetForBits(3, kTokens, {}, shapes));
+    const auto receiver = MakeSession(*model_);
+    EXPECT_TRUE(Restore(card, kTokens, receiver.get()).ok());
+  }
+}
+
+TEST_F(PackPolicyTest, ControlsHaveTheHistogramOfTheirPolicy) {
+  for (const Policy of : {Policy::kLocal, Policy::kTopology}) {
+    const Card base = Pack(of);
+    for (const Policy control : {Policy::kRandom, Policy::kInverted}) {
+      PackOptions options = options_;
+      options.policy = control;
+      options.control_of = of;
+      const Card card = Pack(options);
+      EXPECT_EQ(card.plan().levels, base.plan().levels);
+      EXPECT_EQ(card.order().level_size, base.order().level_size);
+      EXPECT_NE(card.plan().level_of_token, base.plan().level_of_token);
+    }
+  }
+}
+
+TEST_F(PackPolicyTest, EveryFeatureCountsAndIsInTheCard) {
+  PackOptions options = options_;
+  options.policy = Policy::kTopology;
+  const FeatureSet all = Take(ParseFeatures("full,-probe"));
+  options.features = all;
+  const Card full = Pack(options);
+  EXPECT_EQ(full.info().features, all.Names());
+  for (const std::string& name : all.Names()) {
+    options.features = Take(ParseFeatures("full,-probe,-" + name));
+    const Card without = Pack(options);
+    EXPECT_NE(without.plan().level_of_token, full.plan().level_of_token) << name;
+    EXPECT_EQ(without.info().features.size() + 1, all.Names().size());
+  }
+}
+
+TEST_F(PackPolicyTest, AnchorsReadersAndAProbeChangeThePlan) {
+  PackOptions options = options_;
+  options.policy = Policy::kTopology;
+  const Card before = Pack(options);
+  options.anchors[0].token = 140;
+  EXPECT_NE(Pack(options).plan().level_of_token, before.plan().level_of_token);
+  options = options_;
+  options.policy = Policy::kTopology;
+  options.segments[0].readers[0].distance = 5;
+  EXPECT_NE(Pack(options).plan().level_of_token, before.plan().level_of_token);
+  options.probe = session_->window();
+  for (uint32_t& last : options.probe.last_visible) last = 150;
+  const Card probed = Pack(options);
+  EXPECT_EQ(probed.info().features.back(), "probe");
+}
+
+TEST_F(PackPolicyTest, WritesItsOwnAnchors) {
+  const Card card = Pack(Policy::kLocal);
+  ASSERT_EQ(card.anchors().size(), 64u);
+  double sum = 0;
+  for (const Anchor& anchor : card.anchors()) {
+    EXPECT_GE(anchor.token, kSinkTokens);
+    sum += double{anchor.weight};
+  }
+  EXPECT_LT(sum, 1.0);
+  EXPECT_GT(sum, 64.0 / kTokens);  // those of the most attended tokens
+  const auto plain = MakeSession(*model_);
+  Prefill(plain.get(), SomeTokens(50));
+  EXPECT_TRUE(PackCard(*plain, 4).anchors().empty());  // no window, no anchors
+}
+
+TEST_F(PackPolicyTest, ProtectsTheLastTokens) {
+  for (const Policy policy : {Policy::kUniform, Policy::kLocal, Policy::kRandom, Policy::kInverted}) {
+    PackOptions options = options_;
+    options.policy = policy;
+    options.protected_tokens = 32;
+    const Card card = Pack(options);
+    EXPECT_EQ(card.protected_tokens(), 32u);
+    for (size_t t = kTokens - 32; t < kTokens; ++t) ASSERT_EQ(card.plan().level(t), kExactLevel);
+    const std::vector<LayerShape> shapes = Shapes(card);
+    EXPECT_LE(PlanBytes(card.plan(), shapes), BudgetForBits(3, kTokens, {4, 32}, shapes));
+  }
+}
+
+TEST_F(PackPolicyTest, LimitsHoldTogether) {
+  PackOptions options = options_;
+  options.policy = Policy::kLocal;
+  options.levels = {{4, 2}, {4, 4}};
+  options.layers = {{0, 1}, {0, 0}};
+  options.protected_tokens = 8;
+  options.max_bytes = 95000;
+  PackTimes times;
+  const Result<PackedCard> packed = PackSession(*session_, options, &times);
+  ASSERT_TRUE(packed) << packed.status().message();
+  EXPECT_LE(packed->file_bytes(), options.max_bytes);
+  const Card card = Take(Card::FromBytes(packed->Bytes()));
+  EXPECT_EQ(card.plan().layers, options.layers);
+  options.max_bytes = 20000;
+  const Status status = PackSession(*session_, options, &times).status();
+  EXPECT_EQ(status.code(), StatusCode::kOutOfRange);
+  EXPECT_NE(status.message().find("K4V2"), std::string::npos) << status.message();
+}
+
+TEST_F(PackPolicyTest, APolicyWithoutAChoiceIsRefusedByName) {
+  PackTimes times;
+  const auto refused = [&](const Session& session, const PackOptions& options, const std::string& says) {
+    const Status status = PackSession(session, options, &times).status();
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find(says), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find(PolicyName(options.policy)), std::string::npos) << status.message();
+  };
+  PackOptions options = options_;
+  for (const Policy policy : {Policy::kLocal, Policy::kTopology, Policy::kRandom, Policy::kInverted}) {
+    options.policy = policy;
+    options.code_bits = 2;
+    refused(*session_, options, "more than 2 and less than 16 bits");
+    options.code_bits = 16;
+    refused(*session_, options, "more than 2 and less than 16 bits");
+  }
+  options = options_;
+  options.policy = Policy::kLocal;
+  options.protected_tokens = kTokens;
+  refused(*session_, options, "of 300 tokens, 300 stay exact");
+  options = {};
+  options.policy = Policy::kLocal;
+  const auto tiny = MakeSession(*model_);
+  PrefillOptions prefill;
+  prefill.window = kWindowTokens;
+  ASSERT_TRUE(tiny->Prefill(SomeTokens(3), prefill).ok());
+  refused(*tiny, options, "of 3 tokens, 3 stay exact");
+}
+
+}  // namespace
+}  // namespace qkvshare
