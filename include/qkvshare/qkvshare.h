@@ -237,6 +237,7 @@ typedef struct qkv_pack_options {
   /* The conversation that the tokens are of, so that the card names its turns; may be NULL. */
   const qkv_message* messages;
   size_t message_count;
+  const char* profile; /* path of a static profile (`qkvshare calibrate`), or NULL: measured on the tokens */
 } qkv_pack_options;
 
 QKV_API qkv_status qkv_pack_options_default(qkv_pack_options* options, size_t struct_size);

@@ -532,6 +532,9 @@ TEST_F(ApiTest, CardFacts) {
   options.agent = "archivist";
   options.messages = messages.data();
   options.message_count = 2;
+  options.profile = "no such profile";
+  EXPECT_EQ(qkv_session_pack_file(session.get(), &options, Path("x.card").c_str(), &error_), QKV_NOT_FOUND);
+  options.profile = nullptr;
   Good(qkv_session_pack_file(session.get(), &options, Path("x.card").c_str(), &error_));
   qkv_card* opened = nullptr;
   Good(qkv_card_open(Path("x.card").c_str(), &opened, &error_));

@@ -140,6 +140,10 @@ Result<qkvshare::PackedCard> Pack(const qkv_session* handle, const qkv_pack_opti
   pack.code_bits = options.bits;
   pack.max_bytes = options.max_bytes;
   pack.sender = options.agent;
+  if (options.profile != nullptr) {
+    QKV_ASSIGN_OR_RETURN(qkvshare::StaticProfile profile, qkvshare::OpenStaticProfile(options.profile));
+    pack.profile = std::make_shared<const qkvshare::StaticProfile>(std::move(profile));
+  }
   const Session& session = *handle->session;
   if (options.messages != nullptr) {
     QKV_RETURN_IF_ERROR(api::CheckMessages(options.messages, options.message_count));
@@ -248,7 +252,7 @@ qkv_status qkv_session_generate(qkv_session* session, const qkv_generate_options
 qkv_status qkv_pack_options_default(qkv_pack_options* options, size_t struct_size) {
   const qkvshare::PackOptions defaults;
   return api::SetDefaults(qkv_pack_options{0, defaults.code_bits, defaults.max_bytes,
-                                           qkvshare::PolicyName(defaults.policy), "agent", nullptr, 0},
+                                           qkvshare::PolicyName(defaults.policy), "agent", nullptr, 0, nullptr},
                           options, struct_size);
 }
 

@@ -24,7 +24,10 @@ struct CalibrateFlags {
 };
 
 Status RunCalibrate(const CalibrateFlags& flags) {
-  QKV_RETURN_IF_ERROR(CheckTarget(flags.output, flags.model, {}));
+  std::vector<std::string> inputs = flags.files;
+  inputs.push_back(flags.model.model);
+  QKV_RETURN_IF_ERROR(CheckTarget(flags.output, inputs));
+  QKV_RETURN_IF_ERROR(CheckKind(flags.output, "QKVPROF\n", "a profile"));
   CalibrateOptions options = flags.options;
   for (const std::string& file : flags.files) {
     QKV_ASSIGN_OR_RETURN(std::string text, ReadText(file, kMaxTextBytes));

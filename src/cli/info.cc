@@ -18,6 +18,21 @@ struct InfoFlags {
   bool json = false;
 };
 
+// Of each layer, both shape and what differs from layer to layer.
+nlohmann::json LayersJson(const Card& card) {
+  nlohmann::json layers = nlohmann::json::array();
+  for (size_t i = 0; i < card.layers(); ++i) {
+    const LayerAdjustment adjustment = card.plan().adjustment(i);
+    layers.push_back({{"kv_heads", card.shape(i).kv_heads},
+                      {"key_dim", card.shape(i).key_dim},
+                      {"value_dim", card.shape(i).value_dim},
+                      {"key_adjustment", adjustment.keys},
+                      {"value_adjustment", adjustment.values},
+                      {"window", card.window(i)}});
+  }
+  return layers;
+}
+
 nlohmann::json InfoJson(const Card& card) {
   nlohmann::json object = nlohmann::json::parse(CardInfoToJson(card.info()));
   const RopeParams& rope = card.identity().first_rope;
@@ -31,6 +46,10 @@ nlohmann::json InfoJson(const Card& card) {
                  {"exact_tokens", card.exact_tokens()},
                  {"protected_tokens", card.protected_tokens()},
                  {"anchors", card.anchors().size()},
+                 {"profile", ProfileText(card)},
+                 {"parent", card.has_parent() ? ToHex(card.parent()) : ""},
+                 {"first_token", card.first_token()},
+                 {"layer_details", LayersJson(card)},
                  {"layers", card.layers()},
                  {"kv_heads", card.shape(0).kv_heads},
                  {"key_dim", card.shape(0).key_dim},
@@ -58,11 +77,25 @@ void PrintInfo(const Card& card) {
   line("RoPE", fmt::format("base {}, scale {}, {} dims, fingerprint {}", rope.base, rope.scale, rope.dims,
                            ToHex(card.identity().rope).substr(0, 16)));
   line("tokens", fmt::format("{}, from position {}", card.tokens(), card.position_offset()));
+  if (card.has_parent()) {
+    line("parent", fmt::format("{}, whose tokens come before: {} in all", ToHex(card.parent()), card.first_token()));
+  }
   line("sender", fmt::format("{}, hop {}, policy {}", info.sender, card.hop(), info.policy));
   std::string features;
   for (const std::string& feature : info.features) features += (features.empty() ? "" : ", ") + feature;
   if (!features.empty()) line("features", features);
   if (card.protected_tokens() > 0) line("protected", fmt::format("the last {} tokens", card.protected_tokens()));
+  line("profile", ProfileText(card));
+  const auto count = [&](auto has) {
+    size_t layers = 0;
+    for (size_t i = 0; i < card.layers(); ++i) layers += has(i) ? 1 : 0;
+    return layers;
+  };
+  const size_t adjusted = count([&](size_t i) { return card.plan().adjustment(i) != LayerAdjustment(); });
+  const size_t windowed = count([&](size_t i) { return card.window(i) > 0; });
+  if (adjusted > 0) line("adjusted", fmt::format("{} layers have other widths than the levels say", adjusted));
+  if (windowed > 0) line("windows", fmt::format("{} layers have a sliding window", windowed));
+  line("cache", info.cache_type);
   line("written", fmt::format("{} by {}", info.created, info.writer));
   line("size", fmt::format("{} ({} payload); F16: {}, {:.2f} times as much", FormatBytes(card.file_bytes()),
                            FormatBytes(card.payload_bytes()), FormatBytes(card.fp16_bytes()),

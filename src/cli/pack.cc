@@ -91,6 +91,10 @@ Status PackPrompt(const PackFlags& flags, PackResult* result) {
   SessionOptions session_options = flags.model.session;
   if (session_options.context == 0) session_options.context = ContextFor(*model, tokens.size());
   QKV_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, Session::Create(*model, session_options));
+  QKV_ASSIGN_OR_RETURN(options.layers, flags.policy.Layers(session->state_layout().shapes.size()));
+  if (options.profile != nullptr) {
+    QKV_RETURN_IF_ERROR(CheckProfileFits(*options.profile, session->identity(), session->state_layout().shapes));
+  }
   QKV_RETURN_IF_ERROR(PrefillPrompt(tokens, session.get(), &options, result));
   QKV_ASSIGN_OR_RETURN(const PackedCard card, PackSession(*session, options, &result->times));
   Stopwatch watch;
@@ -113,6 +117,7 @@ Status RunPack(const PackFlags& flags) {
                              {"features", card.info().features},
                              {"protected_tokens", card.protected_tokens()},
                              {"levels", LevelsJson(card)},
+                             {"profile", ProfileText(card)},
                              {"file_bytes", card.file_bytes()},
                              {"f16_bytes", card.fp16_bytes()},
                              {"code_bits", card.average_code_bits()},

@@ -5,7 +5,12 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
+#include <cstdlib>
+#include <memory>
+#include <utility>
 
+#include "base/hash.h"
+#include "card/static_profile.h"
 #include "cli/options.h"
 
 namespace qkvshare::cli {
@@ -65,6 +70,35 @@ Result<Reader> ParseReader(const std::string& text) {
   return reader;
 }
 
+// One entry of --layer-bits: FIRST[-LAST]:SIDE=STEPS[,SIDE=STEPS].
+Status ApplyLayerBits(const std::string& entry, std::vector<LayerAdjustment>* layers) {
+  const auto invalid = [&] {
+    return Invalid(
+        fmt::format("--layer-bits {}: it takes FIRST[-LAST]:k=STEPS,v=STEPS with layers 0 to {} and steps from "
+                    "-{} to {}, as 0-2:k=1,v=1",
+                    entry, layers->size() - 1, kMaxAdjustment, kMaxAdjustment));
+  };
+  const char* end = entry.data() + entry.size();
+  size_t first = 0;
+  auto parsed = std::from_chars(entry.data(), end, first);
+  size_t last = first;
+  if (parsed.ec != std::errc()) return invalid();
+  if (parsed.ptr < end && *parsed.ptr == '-') parsed = std::from_chars(parsed.ptr + 1, end, last);
+  if (parsed.ec != std::errc() || parsed.ptr == end || *parsed.ptr != ':') return invalid();
+  if (first > last || last >= layers->size()) return invalid();
+  for (const std::string& word : SplitAtCommas(std::string(parsed.ptr + 1, end))) {
+    int steps = 0;
+    const char* word_end = word.data() + word.size();
+    if (word.size() < 3 || (word[0] != 'k' && word[0] != 'v') || word[1] != '=') return invalid();
+    const auto [stop, error] = std::from_chars(word.data() + 2, word_end, steps);
+    if (error != std::errc() || stop != word_end || std::abs(steps) > kMaxAdjustment) return invalid();
+    for (size_t layer = first; layer <= last; ++layer) {
+      (word[0] == 'k' ? (*layers)[layer].keys : (*layers)[layer].values) = static_cast<int8_t>(steps);
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 void PolicyFlags::AddTo(CLI::App* app) {
@@ -78,6 +112,13 @@ void PolicyFlags::AddTo(CLI::App* app) {
       ->excludes("--bits");
   app->add_option("--protect-last", protect_last, "Last tokens that stay exact")->capture_default_str();
   app->add_option("--levels", levels, "Levels to choose from, as K4V2,K4V4,exact (default: all)")->check(NotEmpty());
+  app->add_option("--layer-bits", layer_bits,
+                  "Layers that get wider or narrower codes than the levels say, in steps of 2, 4, 8, 16 bits: "
+                  "FIRST[-LAST]:k=STEPS,v=STEPS, several with ; between, as '0-2:k=1,v=1;20:v=-1'")
+      ->check(NotEmpty());
+  app->add_option("--profile", profile,
+                  "Key statistics to pack with, of `qkvshare calibrate` (default: those of the text)")
+      ->check(NotEmpty());
   app->add_option("--features", features,
                   "What the policy looks at: default, full, or names; -name and +name change the default "
                   "(docs/policies.md)")
@@ -105,6 +146,10 @@ Result<PackOptions> PolicyFlags::Options() const {
   options.code_bits = bits;
   options.max_bytes = max_bytes;
   options.protected_tokens = protect_last;
+  if (!profile.empty()) {
+    QKV_ASSIGN_OR_RETURN(StaticProfile read, OpenStaticProfile(profile));
+    options.profile = std::make_shared<const StaticProfile>(std::move(read));
+  }
   QKV_RETURN_IF_ERROR(CheckPackOptions(options));
   const bool is_topology = options.policy == Policy::kTopology ||
                            (options.control_of == Policy::kTopology &&
@@ -113,6 +158,18 @@ Result<PackOptions> PolicyFlags::Options() const {
     return Invalid("--anchors-from and --alpha count in policy topology only");
   }
   return options;
+}
+
+Result<std::vector<LayerAdjustment>> PolicyFlags::Layers(size_t layers) const {
+  std::vector<LayerAdjustment> adjustments;
+  if (layer_bits.empty()) return adjustments;
+  adjustments.resize(layers);
+  for (size_t start = 0; start <= layer_bits.size();) {
+    const size_t end = std::min(layer_bits.find(';', start), layer_bits.size());
+    QKV_RETURN_IF_ERROR(ApplyLayerBits(layer_bits.substr(start, end - start), &adjustments));
+    start = end + 1;
+  }
+  return adjustments;
 }
 
 Status PolicyFlags::AddAnchors(std::span<const int32_t> tokens, std::vector<Anchor>* anchors) const {
@@ -148,6 +205,15 @@ Status PolicyFlags::AddReaders(const std::string& owner, size_t tokens, std::vec
     if (!missing.empty()) return Invalid(fmt::format("--reader {}: no segment of role '{}'", text, missing.front()));
   }
   return {};
+}
+
+std::string ProfileText(const Card& card) {
+  switch (card.profile().kind) {
+    case ProfileKind::kNone: return "none";
+    case ProfileKind::kMeasured: return "measured";
+    case ProfileKind::kStatic: return "static " + ToHex(card.profile().id);
+  }
+  return "none";
 }
 
 nlohmann::json LevelsJson(const Card& card) {

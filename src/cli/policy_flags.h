@@ -25,6 +25,8 @@ struct PolicyFlags {
   std::string control_of = "local";
   std::string features = "default";
   std::string levels;
+  std::string layer_bits;
+  std::string profile;
   std::vector<std::string> readers;  // NAME[@DISTANCE][:ROLE,ROLE]
   std::vector<std::string> anchor_cards;
   double bits = 4;
@@ -34,8 +36,10 @@ struct PolicyFlags {
   uint64_t seed = 1;
 
   void AddTo(CLI::App* app);
-  // All but sender, segments and anchors, checked.
+  // All but sender, segments, anchors and layers, checked.
   Result<PackOptions> Options() const;
+  // --layer-bits of a model with this many layers; empty without the flag.
+  Result<std::vector<LayerAdjustment>> Layers(size_t layers) const;
   // The anchors of the cards, as far as those begin with these tokens. kInvalidArgument where a card has none there.
   Status AddAnchors(std::span<const int32_t> tokens, std::vector<Anchor>* anchors) const;
   // Adds the readers to the segments that have their roles. Where there are no segments and a reader takes any, one
@@ -45,5 +49,8 @@ struct PolicyFlags {
 
 // [{"key_bits", "value_bits", "tokens"}], of pack and info.
 nlohmann::json LevelsJson(const Card& card);
+
+// "none", "measured", or "static" and the profile's id.
+std::string ProfileText(const Card& card);
 
 }  // namespace qkvshare::cli

@@ -65,6 +65,14 @@ Result<size_t> Budget(const KvView& kv, const CardContent& content, const PackOp
   return options.max_bytes - overhead;
 }
 
+std::vector<LayerAdjustment> LayersOf(const PackOptions& options) {
+  if (!options.layers.empty() || options.profile == nullptr) return options.layers;
+  const std::vector<LayerAdjustment>& layers = options.profile->layers;
+  const bool adjusts =
+      std::any_of(layers.begin(), layers.end(), [](LayerAdjustment a) { return a != LayerAdjustment(); });
+  return adjusts ? layers : std::vector<LayerAdjustment>();
+}
+
 PlanRequest RequestOf(const PackOptions& options, int threads) {
   PlanRequest request;
   request.policy = options.policy;
@@ -74,7 +82,7 @@ PlanRequest RequestOf(const PackOptions& options, int threads) {
   request.features = options.features;
   request.limits.fixed.last = options.protected_tokens;
   request.limits.levels = options.levels;
-  request.limits.layers = options.layers;
+  request.limits.layers = LayersOf(options);
   request.threads = threads;
   return request;
 }
@@ -147,7 +155,14 @@ Result<PackedCard> PackSession(const Session& session, const PackOptions& option
   times->take_us = watch.LapUs();
   const KvView kv = state.view();
   CardContent content = ContentOf(session, state, options, sequence);
-  const KeyProfiles profiles = MeasureKeyProfiles(kv, kSinkTokens, session.threads());
+  KeyProfiles profiles;
+  if (options.profile == nullptr) {
+    profiles = MeasureKeyProfiles(kv, kSinkTokens, session.threads());
+  } else {
+    QKV_RETURN_IF_ERROR(CheckProfileFits(*options.profile, session.identity(), ShapesOf(kv)));
+    profiles = options.profile->keys;
+    content.profile = {ProfileKind::kStatic, options.profile->id};
+  }
   PlanRequest request = RequestOf(options, session.threads());
   if (!session.window(sequence).empty()) content.anchors.resize(std::min(kMostAnchors, kv.tokens));
   QKV_ASSIGN_OR_RETURN(request.limits.budget_bytes, Budget(kv, content, options, request.limits));

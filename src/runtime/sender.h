@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "card/card_writer.h"
+#include "card/static_profile.h"
 #include "policy/policy.h"
 #include "qkvshare/status.h"
 #include "runtime/session.h"
@@ -23,8 +25,10 @@ struct PackOptions {
   size_t max_bytes = 0;                 // of the whole file; 0: by code_bits
   size_t protected_tokens = 0;          // last tokens that stay exact
   std::vector<Level> levels;            // that the policy may choose; empty: all of kLevels
-  std::vector<LayerAdjustment> layers;  // one a layer, or empty
-  std::string sender;                   // agent name
+  std::vector<LayerAdjustment> layers;  // one a layer, or empty: those of the profile, if there is one
+  // Means and scales to pack with; null: measured on the tokens.
+  std::shared_ptr<const StaticProfile> profile;
+  std::string sender;  // agent name
   uint32_t hop = 0;
   std::vector<Segment> segments;  // empty: one segment of role "prompt"
   // What the policy may look at besides the session: how the model predicted each token (PredictionMeter), anchors of
@@ -68,7 +72,8 @@ Status CheckPackOptions(const PackOptions& options);
 
 // Packs all tokens of one sequence of the session, which stays as it is; where it has a window, with its anchors.
 // kInvalidArgument (empty session, bits out of range, a policy but uniform without a window or where the size leaves it
-// no choice, a feature that cannot be had), kOutOfRange (max_bytes too small: needed and available), kNonFinite.
+// no choice, a feature that cannot be had), kMismatch (a profile of another model), kOutOfRange (max_bytes too small:
+// needed and available), kNonFinite.
 Result<PackedCard> PackSession(const Session& session, const PackOptions& options, PackTimes* times, int sequence = 0);
 
 // One segment a message, from where the token ids of the rendered conversation grow; one segment in all where the
