@@ -1,5 +1,5 @@
 // Opens arbitrary bytes as a card: once as they are, once with their checksums and digests made right, so that
-// mutations get past them. What opens is unpacked.
+// mutations get past them. What opens is unpacked, by every set of kernels alike.
 #include <cstdint>
 #include <cstdlib>
 #include <vector>
@@ -27,6 +27,11 @@ void UnpackAll(const Card& card) {
         out.assign(values, 0);
         const Status status = card.Unpack(ScalarKernels(), layer, side, tokens, out.data());
         Require(status.ok() || status.code() == StatusCode::kCorrupt);
+        for (const Kernels* kernels : AvailableKernels()) {
+          std::vector<Half> same(values, 0);
+          Require(card.Unpack(*kernels, layer, side, tokens, same.data()).message() == status.message());
+          Require(!status.ok() || same == out);
+        }
         if (!status.ok()) continue;
         for (const Half h : out) Require(IsFiniteHalf(h));
       }

@@ -46,7 +46,7 @@ class CardReader {
       return Corrupt(rule, fmt::format("{} section has {} bytes, not {}", name, section.size(), count * sizeof(T)));
     }
     out->resize(count);
-    std::memcpy(out->data(), section.data(), section.size());
+    if (count > 0) std::memcpy(out->data(), section.data(), section.size());
     return {};
   }
 
