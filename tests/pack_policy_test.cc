@@ -190,5 +190,34 @@ TEST_F(PackPolicyTest, APolicyWithoutAChoiceIsRefusedByName) {
   refused(*tiny, options, "of 3 tokens, 3 stay exact");
 }
 
+TEST_F(PackPolicyTest, AnyProtectedWindowIsCutToTheTokensThereAre) {
+  for (const size_t last : {kTokens, kTokens + 1, SIZE_MAX}) {
+    PackOptions options = options_;
+    options.protected_tokens = last;
+    const Card card = Pack(options);
+    EXPECT_EQ(card.protected_tokens(), kTokens);
+    for (size_t t = 0; t < kTokens; ++t) ASSERT_EQ(card.plan().level(t), kExactLevel) << last;
+  }
+}
+
+TEST_F(PackPolicyTest, OptionsThatNothingCouldBeMadeOfAreRefused) {
+  const auto refused = [&](const std::string& text, const PackOptions& options) {
+    PackTimes times;
+    const Status status = PackSession(*session_, options, &times).status();
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find(text), std::string::npos) << status.message();
+  };
+  PackOptions options = options_;
+  options.levels = {{4, 4}};
+  options.code_bits = 8;
+  refused("8 bits are more than K4V4 takes", options);
+  options.code_bits = 4;
+  options.policy = Policy::kLocal;
+  refused("K4V4 is the only level", options);
+  options = options_;
+  options.layers = {{1, 0}};
+  refused("widths of 1 layers, but the model has 2", options);
+}
+
 }  // namespace
 }  // namespace qkvshare

@@ -168,6 +168,20 @@ TEST_P(SequenceTest, AsManyAsThereMayBeAndInBatchesOfOneToken) {
   EXPECT_EQ(Take(session->TakeKv(kMaxSequences - 1)).tokens(), 3u);
 }
 
+// llama.cpp aborts on contexts of fewer tokens than sequences.
+TEST_P(SequenceTest, ContextsOfOneToken) {
+  const auto model = Load();
+  for (const int sequences : {1, 5}) {
+    SessionOptions options = Options(sequences);
+    options.context = 1;
+    const auto session = MakeSession(*model, options);
+    EXPECT_EQ(session->context(), 1u);
+    PrefillIn(session.get(), {7}, sequences - 1);
+    const std::vector<int32_t> more = {8};
+    EXPECT_EQ(session->Prefill(more, {}, sequences - 1).code(), StatusCode::kOutOfRange);
+  }
+}
+
 // After each kind of refusal, this session and another of the process go on as one does that never saw the card.
 TEST_P(SequenceTest, ARefusedCardOrStateLeavesNoTrace) {
   const auto model = Load();

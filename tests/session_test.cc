@@ -213,6 +213,35 @@ TEST_F(AttentionWindowTest, HoldsTheLastTokensQueriesWhateverTheBatches) {
   }
 }
 
+// A window is of the last tokens: where these go, it goes.
+TEST_F(AttentionWindowTest, GoesWithItsTokens) {
+  const auto model = LoadTiny({});
+  const auto session = MakeSession(*model);
+  PrefillOptions prefill;
+  prefill.window = 64;
+  const auto read = [&] {
+    session->Clear();
+    ASSERT_TRUE(session->Prefill(SomeTokens(100), prefill).ok());
+    ASSERT_FALSE(session->window().empty());
+  };
+  read();
+  const std::vector<uint8_t> state = Take(session->SaveState());
+  const auto refused = session->Prefill(SomeTokens(session->context()), {});
+  EXPECT_EQ(refused.code(), StatusCode::kOutOfRange);
+  EXPECT_EQ(session->Prefill({}, {}).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(session->window().queries(), 64u) << "a refused prefill took the window away";
+  EXPECT_TRUE(session->Truncate(100).ok());
+  EXPECT_FALSE(session->window().empty());
+  EXPECT_TRUE(session->Truncate(99).ok());
+  EXPECT_TRUE(session->window().empty());
+  read();
+  EXPECT_TRUE(session->RestoreState(state, SomeTokens(100)).ok());
+  EXPECT_TRUE(session->window().empty());
+  read();
+  session->Clear();
+  EXPECT_TRUE(session->window().empty());
+}
+
 TEST_F(AttentionWindowTest, DoesNotChangeTheResult) {
   const auto model = LoadTiny({});
   const auto plain = MakeSession(*model);

@@ -1,6 +1,7 @@
 // The allocator: levels for every token under an exact byte budget, by marginal gain a byte.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <span>
 #include <string>
@@ -19,8 +20,11 @@ struct FixedTokens {
   size_t first = kSinkTokens;
   size_t last = 0;
 
-  bool contains(size_t token, size_t tokens) const { return token < first || token + last >= tokens; }
-  size_t count(size_t tokens) const { return first + last < tokens ? first + last : tokens; }
+  bool contains(size_t token, size_t tokens) const { return token < first || token >= tokens - std::min(last, tokens); }
+  size_t count(size_t tokens) const {
+    const size_t others = tokens - std::min(last, tokens);
+    return tokens - (others - std::min(first, others));
+  }
 };
 
 // Bytes of one token's codes and scales, all layers. layers: one a layer, or empty.

@@ -40,7 +40,8 @@ void Rearrange(const TokenCosts& costs, const PlanRequest& request, BitPlan* pla
     Shuffle(request.seed, &to);
   } else {
     const auto importance = [&](size_t t) { return costs.keys[0][t] + costs.values[0][t]; };
-    std::stable_sort(from.begin(), from.end(), [&](size_t a, size_t b) { return importance(a) < importance(b); });
+    std::sort(from.begin(), from.end(),
+              [&](size_t a, size_t b) { return std::pair(importance(a), a) < std::pair(importance(b), b); });
     to.assign(from.rbegin(), from.rend());
   }
   for (size_t i = 0; i < from.size(); ++i) plan->level_of_token[to[i]] = before[from[i]];

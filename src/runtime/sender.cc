@@ -100,6 +100,11 @@ Transferability TransferabilityOf(const CardContent& content, const PackOptions&
 
 Status NoChoice(const PackOptions& options) {
   const std::vector<Level> ladder = Ladder(options);
+  if (ladder.size() == 1) {
+    return {StatusCode::kInvalidArgument,
+            fmt::format("{} is the only level, so policy {} changes nothing; give more levels, or use uniform",
+                        LevelName(ladder.front()), PolicyName(options.policy))};
+  }
   return {
       StatusCode::kInvalidArgument,
       fmt::format("at this size every token gets the same bits, so policy {} changes nothing; give more than {} and "
@@ -118,7 +123,7 @@ Status CheckChoice(const BitPlan& plan, const PackOptions& options, FixedTokens 
   const std::vector<Level> ladder = Ladder(options);
   const Level level = plan.level(fixed.first);
   if (level != ladder.front() && level != ladder.back()) return {};
-  for (size_t t = fixed.first; t + fixed.last < tokens; ++t) {
+  for (size_t t = fixed.first; !fixed.contains(t, tokens); ++t) {
     if (plan.level(t) != level) return {};
   }
   return NoChoice(options);
@@ -144,6 +149,11 @@ Status CheckPackOptions(const PackOptions& options) {
   const bool in_range = options.code_bits >= kLevels.front().key_bits && options.code_bits <= 16;  // no NaN
   if (!in_range) return {StatusCode::kInvalidArgument, fmt::format("{} bits: choose from 2 to 16", options.code_bits)};
   const std::vector<Level> ladder = Ladder(options);
+  if (options.code_bits > LevelBits(ladder.back())) {
+    return {StatusCode::kInvalidArgument,
+            fmt::format("{} bits are more than {} takes, the widest of the levels to choose from", options.code_bits,
+                        LevelName(ladder.back()))};
+  }
   const bool has_choice = options.code_bits > LevelBits(ladder.front()) && options.code_bits < LevelBits(ladder.back());
   return options.policy == Policy::kUniform || has_choice ? Status() : NoChoice(options);
 }
@@ -164,6 +174,10 @@ Result<PackedCard> PackSession(const Session& session, const PackOptions& option
     content.profile = {ProfileKind::kStatic, options.profile->id};
   }
   PlanRequest request = RequestOf(options, session.threads());
+  if (!request.limits.layers.empty() && request.limits.layers.size() != kv.layers.size()) {
+    return Status(StatusCode::kInvalidArgument, fmt::format("widths of {} layers, but the model has {}",
+                                                            request.limits.layers.size(), kv.layers.size()));
+  }
   if (!session.window(sequence).empty()) content.anchors.resize(std::min(kMostAnchors, kv.tokens));
   QKV_ASSIGN_OR_RETURN(request.limits.budget_bytes, Budget(kv, content, options, request.limits));
   const Transferability transfer = TransferabilityOf(content, options);

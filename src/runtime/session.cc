@@ -117,12 +117,12 @@ Status Session::CheckRoom(size_t tokens, int sequence) const {
 
 Status Session::Prefill(std::span<const int32_t> tokens, const PrefillOptions& options, int sequence) {
   QKV_RETURN_IF_ERROR(CheckSequence(sequence));
-  window_ = {};
   if (tokens.empty()) return {StatusCode::kInvalidArgument, "there are no tokens to prefill"};
   QKV_RETURN_IF_ERROR(CheckTokens(tokens));
   QKV_RETURN_IF_ERROR(CheckRoom(this->tokens(sequence).size() + tokens.size(), sequence));
   if (options.window > 0 && !options_.flash_attention)
     return {StatusCode::kUnsupported, "policies that look at attention need flash attention; use -fa on"};
+  window_ = {};
   const size_t start = this->tokens(sequence).size();
   const size_t window_start = tokens.size() - std::min<size_t>(options.window, tokens.size());
   for (size_t done = 0; done < tokens.size();) {
@@ -232,7 +232,7 @@ Status Session::SetState(ByteSpan state, std::span<const int32_t> tokens, int se
   QKV_RETURN_IF_ERROR(CheckTokens(tokens));
   // With room for it, llama.cpp has no reason to refuse: where it does refuse, it drops the sequence.
   QKV_RETURN_IF_ERROR(CheckRoom(tokens.size(), sequence));
-  if (logits_sequence_ == sequence) logits_sequence_ = -1;
+  ForgetEnd(sequence);
   Remove(sequence, 0);
   size_t read = 0;
   try {
@@ -255,7 +255,7 @@ Status Session::Truncate(size_t tokens, int sequence) {
   if (tokens >= this->tokens(sequence).size()) return {};
   if (!Remove(sequence, tokens)) return {StatusCode::kInternal, "llama.cpp cannot remove tokens from the sequence"};
   tokens_[static_cast<size_t>(sequence)].resize(tokens);
-  if (logits_sequence_ == sequence) logits_sequence_ = -1;
+  ForgetEnd(sequence);
   return {};
 }
 
@@ -266,7 +266,13 @@ void Session::Clear(int sequence) {
     Remove(sequence, 0);
   }
   tokens_[static_cast<size_t>(sequence)].clear();
+  ForgetEnd(sequence);
+}
+
+// What is known of a sequence's last tokens, which are no longer its last.
+void Session::ForgetEnd(int sequence) {
   if (logits_sequence_ == sequence) logits_sequence_ = -1;
+  if (window_sequence_ == sequence) window_ = {};
 }
 
 }  // namespace qkvshare

@@ -81,7 +81,8 @@ class Session {
   // (needed and available); kUnsupported for a window without flash attention; kCancelled after a whole number of
   // tokens.
   Status Prefill(std::span<const int32_t> tokens, const PrefillOptions& options, int sequence = 0);
-  // The window of the last Prefill, empty where none was asked for or it was of another sequence.
+  // The window of the last Prefill, empty where none was asked for, it was of another sequence, or its tokens are no
+  // longer there.
   const AttentionWindow& window(int sequence = 0) const;
   // Logits of the token that was decoded last, [vocab]; nullptr where it is not the last one of this sequence (after a
   // restore, or after another sequence's turn).
@@ -140,6 +141,7 @@ class Session {
   size_t OthersTokens(int sequence) const;
   Status Decode(std::span<const int32_t> tokens, bool all_logits, int sequence);
   void SyncTokens(int sequence);
+  void ForgetEnd(int sequence);
   void Keep(int sequence, size_t from);
   bool Remove(int sequence, size_t from);
   void TakeWindow(size_t first, size_t end, const PrefillOptions& options, int sequence);

@@ -13,13 +13,18 @@ namespace {
 
 int DefaultThreads() { return static_cast<int>(std::max(1u, std::thread::hardware_concurrency())); }
 
+uint32_t ContextOf(const Model& model, const SessionOptions& options) {
+  return options.context > 0 ? options.context : model.training_context();
+}
+
 llama_context_params ParamsOf(const Model& model, const SessionOptions& options, const SequenceIds& ids) {
   llama_context_params params = llama_context_default_params();
-  params.n_ctx = options.context > 0 ? options.context : model.training_context();
   params.n_ubatch = std::max(options.batch, 1u);
   params.n_threads = params.n_threads_batch = options.threads > 0 ? options.threads : DefaultThreads();
   params.n_seq_max = static_cast<uint32_t>(ids.count());
-  params.n_batch = std::max(params.n_ubatch, params.n_seq_max);  // llama.cpp aborts on less
+  // llama.cpp aborts on a context or a batch of fewer tokens than there are sequences.
+  params.n_ctx = std::max(ContextOf(model, options), params.n_seq_max);
+  params.n_batch = std::max(params.n_ubatch, params.n_seq_max);
   params.rope_freq_base = options.rope_freq_base;
   params.rope_freq_scale = options.rope_freq_scale;
   params.flash_attn_type = options.flash_attention ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
@@ -110,7 +115,7 @@ Status Session::MakeContext() {
   }
   threads_ = params.n_threads;
   // llama.cpp rounds the context up, but limits a decode call by what was asked for.
-  context_tokens_ = std::min(params.n_ctx, llama_n_ctx(context_));
+  context_tokens_ = std::min(ContextOf(model_, options_), llama_n_ctx(context_));
   batch_ = std::min(llama_n_batch(context_), llama_n_ubatch(context_));
   return {};
 }
