@@ -347,6 +347,33 @@ TEST_P(KernelsTest, GoldenRows) {
   EXPECT_EQ(checksum.value(), 0xFECA91801FDC91ACu);
 }
 
+// A set that the build lost would take its tests with it, unnoticed.
+TEST(SelectKernelsTest, AllSetsOfThisCpuAreThere) {
+  std::vector<std::string> expected = {"scalar"};
+#if defined(__x86_64__)
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+                    __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
+  if (avx2) expected.insert(expected.begin(), "avx2");
+  if (avx512) expected.insert(expected.begin(), "avx512");
+#elif defined(__aarch64__)
+  expected.insert(expected.begin(), "neon");
+#endif
+  std::vector<std::string> names;
+  for (const Kernels* kernels : AvailableKernels()) names.emplace_back(kernels->name);
+  EXPECT_EQ(names, expected);
+}
+
+// Before any test changes the environment: what was asked for from outside is what runs.
+TEST(SelectKernelsTest, TheSetThatTheCallerForcesIsTaken) {
+  const char* forced = std::getenv("QKV_FORCE_ISA");
+  if (forced == nullptr || *forced == '\0') GTEST_SKIP() << "QKV_FORCE_ISA is not set";
+  const Result<const Kernels*> kernels = SelectKernels();
+  ASSERT_TRUE(kernels) << kernels.status().message();
+  EXPECT_STREQ((*kernels)->name, forced);
+}
+
 TEST(SelectKernelsTest, EnvironmentForcesASet) {
   const char* value = std::getenv("QKV_FORCE_ISA");
   const bool had = value != nullptr;
