@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "base/hash.h"
+#include "quant/kv_view.h"
 
 namespace qkvshare::card_format {
 
@@ -17,7 +18,7 @@ inline constexpr size_t kSectionAlignment = 64;
 // Limits that a reader checks before it trusts a count.
 inline constexpr uint32_t kMaxTokens = 1u << 20;
 inline constexpr uint32_t kMaxLayers = 1024;
-inline constexpr uint32_t kMaxKvHeads = 1024;
+using qkvshare::kMaxKvHeads;
 inline constexpr uint32_t kMaxInfoBytes = 1u << 20;
 inline constexpr uint32_t kMaxLevels = 16;
 inline constexpr uint32_t kMaxAnchors = 4096;

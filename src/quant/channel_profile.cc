@@ -6,11 +6,13 @@
 #include "base/parallel.h"
 
 namespace qkvshare {
-namespace {
 
-constexpr float kSmallestChannelScale = 1e-4f;
-
-}  // namespace
+bool IsValidProfile(const ChannelProfile& profile, size_t dim) {
+  const auto is_scale = [](Half h) { return IsFiniteHalf(h) && HalfToFloat(h) >= kSmallestChannelScale; };
+  return profile.mean.size() == dim && profile.scale.size() == dim &&
+         std::all_of(profile.mean.begin(), profile.mean.end(), IsFiniteHalf) &&
+         std::all_of(profile.scale.begin(), profile.scale.end(), is_scale);
+}
 
 void KeyStatistics::Add(const HeadRows& keys, size_t first) {
   if (first >= keys.tokens) return;

@@ -12,13 +12,20 @@ namespace qkvshare {
 // The first tokens of a sequence are attention sinks: they stay exact and out of the channel means.
 inline constexpr size_t kSinkTokens = 4;
 
+// Also that of a channel which never changes: nothing is divided by zero, or grows past the range of a float.
+inline constexpr float kSmallestChannelScale = 1e-4f;
+
 // Of one KV head: k is stored as (k - mean) / scale. Empty vectors: neither is applied.
 struct ChannelProfile {
   std::vector<Half> mean;   // [dim]
-  std::vector<Half> scale;  // [dim], > 0
+  std::vector<Half> scale;  // [dim], at least kSmallestChannelScale
 
   bool empty() const { return mean.empty(); }
 };
+
+// Of `dim` channels, means finite, scales finite and at least kSmallestChannelScale. An empty profile is not one of
+// `dim` channels.
+bool IsValidProfile(const ChannelProfile& profile, size_t dim);
 
 // Gathers the channel statistics of one KV head from any number of caches.
 class KeyStatistics {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "quant/half.h"
+#include "quant/kernels.h"
 #include "quant/tile.h"
 
 namespace qkvshare {
@@ -20,6 +21,8 @@ struct HeadRows {
   const Half* row(size_t token) const { return data + token * stride; }
 };
 
+inline constexpr uint32_t kMaxKvHeads = 1024;
+
 // Heads and sizes of one layer of a KV cache. Key and value sizes may differ.
 struct LayerShape {
   uint32_t kv_heads = 0;
@@ -30,6 +33,14 @@ struct LayerShape {
   size_t row_values(Side side) const { return kv_heads * dim(side); }
   friend bool operator==(const LayerShape&, const LayerShape&) = default;
 };
+
+constexpr bool IsValidHeadDim(uint32_t dim) { return dim > 0 && dim % 8 == 0 && dim <= kMaxHeadDim; }
+
+// 1 to kMaxKvHeads heads, and sizes that the kernels take.
+constexpr bool IsValidShape(const LayerShape& shape) {
+  return shape.kv_heads > 0 && shape.kv_heads <= kMaxKvHeads && IsValidHeadDim(shape.key_dim) &&
+         IsValidHeadDim(shape.value_dim);
+}
 
 // Keys and values of one layer: [tokens, kv_heads * dim] FP16, row-major, keys with their position (RoPE) applied.
 struct LayerRows {
