@@ -1,5 +1,13 @@
 // Cards as files: mapping, refusals, and writers that fail, are killed, or run at once.
 #include <gtest/gtest.h>
+#ifdef __linux__
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#endif
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -31,6 +39,9 @@ std::vector<Half> UnpackKeys(const Card& card) {
   return out;
 }
 
+// How a child process ends: what it found, or that it cannot do the test here.
+enum ChildExit : int { kAsExpected = 7, kNotAsExpected = 8, kNotPermitted = 9 };
+
 class CardFileTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -55,6 +66,10 @@ class CardFileTest : public testing::Test {
       if (Card::FromBytes(Packed(seed).Bytes())->content_id() == card->content_id()) return seed;
     }
     return 0;
+  }
+  ChildExit RefusedAsIo(const Status& status) const {
+    const bool names_file = status.message().find(path_) != std::string::npos;
+    return status.code() == StatusCode::kIo && names_file ? kAsExpected : kNotAsExpected;
   }
   size_t FilesInFolder() const {
     const auto files = std::filesystem::directory_iterator(folder_);
@@ -104,12 +119,6 @@ TEST_F(CardFileTest, FailedWritesKeepTheOldCard) {
   std::filesystem::remove(path_);
   EXPECT_EQ(packed_.Write(folder_ + "/none/a.card").code(), StatusCode::kNotFound);
   ASSERT_TRUE(packed_.Write(path_).ok());
-  const PackedCard other = Packed(2);
-  if (geteuid() != 0) {  // root may write anywhere
-    std::filesystem::permissions(folder_, std::filesystem::perms::owner_read | std::filesystem::perms::owner_exec);
-    EXPECT_EQ(other.Write(path_).code(), StatusCode::kIo);
-    std::filesystem::permissions(folder_, std::filesystem::perms::owner_all);
-  }
   EXPECT_EQ(SeedAtPath(2), 1u);
   EXPECT_EQ(FilesInFolder(), 1u);
 }
@@ -126,12 +135,30 @@ int InChild(const std::function<void()>& work) {
   return status;
 }
 
+// Root may write anywhere: so the child becomes a user that may not.
+TEST_F(CardFileTest, AFolderThatMayNotBeWrittenKeepsTheOldCard) {
+  ASSERT_TRUE(packed_.Write(path_).ok());
+  const PackedCard other = Packed(2);
+  constexpr uid_t kNobody = 65534;
+  std::filesystem::permissions(folder_, std::filesystem::perms{0555});
+  const int status = InChild([&] {
+    if (geteuid() == 0 && (setgid(kNobody) != 0 || setuid(kNobody) != 0)) _exit(kNotPermitted);
+    _exit(RefusedAsIo(other.Write(path_)));
+  });
+  std::filesystem::permissions(folder_, std::filesystem::perms::owner_all);
+  ASSERT_TRUE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == kNotPermitted) GTEST_SKIP() << "cannot become another user here";
+  EXPECT_EQ(WEXITSTATUS(status), kAsExpected);
+  EXPECT_EQ(SeedAtPath(2), 1u);
+  EXPECT_EQ(FilesInFolder(), 1u);
+}
+
 void LimitFileSize(size_t bytes) {
   const rlimit limit{bytes, bytes};
   setrlimit(RLIMIT_FSIZE, &limit);
 }
 
-// A full disk and a limit on the size of files fail a write in the same way.
+// At any byte.
 TEST_F(CardFileTest, WritesThatRunOutOfRoomKeepTheOldCard) {
   ASSERT_TRUE(packed_.Write(path_).ok());
   const PackedCard other = Packed(2);
@@ -139,11 +166,10 @@ TEST_F(CardFileTest, WritesThatRunOutOfRoomKeepTheOldCard) {
     const int status = InChild([&] {
       std::signal(SIGXFSZ, SIG_IGN);
       LimitFileSize(other.file_bytes() * i / 20);
-      const Status written = other.Write(path_);
-      _exit(written.code() == StatusCode::kIo && written.message().find(path_) != std::string::npos ? 7 : 8);
+      _exit(RefusedAsIo(other.Write(path_)));
     });
     ASSERT_TRUE(WIFEXITED(status));
-    EXPECT_EQ(WEXITSTATUS(status), 7) << i;
+    EXPECT_EQ(WEXITSTATUS(status), kAsExpected) << i;
     EXPECT_EQ(SeedAtPath(2), 1u) << i;
     EXPECT_EQ(FilesInFolder(), 1u) << "a temporary file is left";
   }
@@ -163,6 +189,63 @@ TEST_F(CardFileTest, AWriterKilledAtAnyPointLeavesAWholeCard) {
     EXPECT_EQ(SeedAtPath(2), i < 20 ? 1u : 2u) << i;
   }
 }
+
+#ifdef __linux__
+// A full disk: a small file system that only the child sees.
+TEST_F(CardFileTest, AFullDiskKeepsTheOldCard) {
+  const PackedCard old = Packed(1);
+  const PackedCard other = Packed(2);
+  const int status = InChild([&] {
+    const std::string size = "size=" + std::to_string(AlignUp(old.file_bytes(), 4096) + 4096);
+    if (unshare(CLONE_NEWNS) != 0 || mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+        mount("none", folder_.c_str(), "tmpfs", 0, size.c_str()) != 0) {
+      _exit(kNotPermitted);
+    }
+    const bool wrote = old.Write(path_).ok();
+    const Status written = other.Write(path_);
+    const bool refused = written.message().find("No space left") != std::string::npos;
+    const bool kept = SeedAtPath(2) == 1 && FilesInFolder() == 1;
+    _exit(wrote && refused && kept ? RefusedAsIo(written) : kNotAsExpected);
+  });
+  ASSERT_TRUE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == kNotPermitted) GTEST_SKIP() << "cannot mount a file system here";
+  EXPECT_EQ(WEXITSTATUS(status), kAsExpected);
+}
+
+// From now on the process is killed (SIGSYS, which none can catch) where it makes one of these system calls.
+bool KillAt(std::initializer_list<int> calls) {
+  std::vector<sock_filter> filter = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr))};
+  for (const int call : calls) {
+    filter.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(call), 0, 1));
+    filter.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS));
+  }
+  filter.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
+  const sock_fprog program = {static_cast<uint16_t>(filter.size()), filter.data()};
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+// After the last byte is written too: before the sync, the close and the rename.
+TEST_F(CardFileTest, AWriterKilledBeforeTheRenameLeavesTheOldCard) {
+  ASSERT_TRUE(packed_.Write(path_).ok());
+  const PackedCard other = Packed(2);
+#ifdef SYS_rename
+  const std::initializer_list<int> renames = {SYS_rename, SYS_renameat, SYS_renameat2};
+#else
+  const std::initializer_list<int> renames = {SYS_renameat, SYS_renameat2};
+#endif
+  const std::initializer_list<int> points[] = {{SYS_fsync}, {SYS_close}, renames};
+  for (size_t i = 0; i < std::size(points); ++i) {
+    const int status = InChild([&] {
+      if (!KillAt(points[i])) _exit(kNotPermitted);
+      (void)other.Write(path_);
+    });
+    if (WIFEXITED(status) && WEXITSTATUS(status) == kNotPermitted) GTEST_SKIP() << "no filter of system calls here";
+    EXPECT_TRUE(WIFSIGNALED(status)) << i;
+    EXPECT_EQ(SeedAtPath(2), 1u) << i;
+    EXPECT_EQ(FilesInFolder(), i + 2) << i;  // a whole temporary file stays behind
+  }
+}
+#endif
 
 TEST_F(CardFileTest, OfConcurrentWritersOneWinsWhole) {
   constexpr uint32_t kWriters = 4;
