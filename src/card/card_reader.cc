@@ -1,4 +1,4 @@
-// Opening a card: every rule of docs/card_format.md that a reader checks, in the order of the file. The rule's number
+// Opening a card: every rule of docs/card_format.md that a reader checks, in the order listed there. The rule's number
 // stands in front of each check.
 #include <fmt/format.h>
 
