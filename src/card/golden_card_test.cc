@@ -1,10 +1,12 @@
 // Golden cards: files in tests/golden/ that every reader must read the same for ever, each with a text of what it
-// holds. The format is a draft until version 1: until then QKV_WRITE_GOLDEN=1 writes them anew, when the format has
-// changed.
+// holds, and in tests/golden/invalid/ those that it must refuse, with this software's message. The format is a draft
+// until version 1: until then QKV_WRITE_GOLDEN=1 writes them anew, when the format has changed.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <functional>
+#include <ostream>
 
 #include "base/file.h"
 #include "card/card.h"
@@ -76,6 +78,22 @@ std::string Describe(const Card& card) {
   return text;
 }
 
+// Text of the file, after QKV_WRITE_GOLDEN=1 has written it and its card anew.
+std::string Golden(const std::string& path, const std::vector<uint8_t>& card, const std::string& text) {
+  if (std::getenv("QKV_WRITE_GOLDEN") != nullptr) {  // NOLINT(concurrency-mt-unsafe)
+    EXPECT_TRUE(WriteFileAtomic(path + ".card", {card}).ok());
+    EXPECT_TRUE(WriteFileAtomic(path + ".txt", {{reinterpret_cast<const uint8_t*>(text.data()), text.size()}}).ok());
+  }
+  const Result<std::string> golden = ReadText(path + ".txt", 1 << 20);
+  EXPECT_TRUE(golden) << golden.status().message();
+  return golden ? *golden : "";
+}
+
+// The writer still makes the bytes of the file.
+void ExpectSameBytes(const MappedFile& file, const std::vector<uint8_t>& card) {
+  EXPECT_TRUE(std::equal(card.begin(), card.end(), file.bytes().begin(), file.bytes().end()));
+}
+
 class GoldenCardTest : public testing::TestWithParam<const char*> {
  protected:
   std::string path_ = std::string(QKV_SOURCE_DIR) + "/tests/golden/" + GetParam();
@@ -83,22 +101,91 @@ class GoldenCardTest : public testing::TestWithParam<const char*> {
 
 TEST_P(GoldenCardTest, ReadsAsWritten) {
   const std::vector<uint8_t> packed = Make(GetParam());
-  if (std::getenv("QKV_WRITE_GOLDEN") != nullptr) {  // NOLINT(concurrency-mt-unsafe)
-    const std::string text = Describe(*Card::FromSpan(packed));
-    ASSERT_TRUE(WriteFileAtomic(path_ + ".card", {packed}).ok());
-    ASSERT_TRUE(WriteFileAtomic(path_ + ".txt", {{reinterpret_cast<const uint8_t*>(text.data()), text.size()}}).ok());
-  }
+  const Result<Card> made = Card::FromSpan(packed);
+  ASSERT_TRUE(made) << made.status().message();
+  const std::string text = Golden(path_, packed, Describe(*made));
   const Result<Card> card = Card::Open(path_ + ".card");
   ASSERT_TRUE(card) << card.status().message();
   EXPECT_TRUE(card->VerifyDigests().ok());
-  EXPECT_EQ(Describe(*card), *ReadText(path_ + ".txt", 1 << 20));
-  // The writer still makes the same bytes.
-  const MappedFile file = *MappedFile::Open(path_ + ".card");
-  EXPECT_TRUE(std::equal(packed.begin(), packed.end(), file.bytes().begin(), file.bytes().end()));
+  EXPECT_EQ(Describe(*card), text);
+  ExpectSameBytes(*MappedFile::Open(path_ + ".card"), packed);
 }
 
 INSTANTIATE_TEST_SUITE_P(Cards, GoldenCardTest, testing::Values("every_level", "delta", "exact", "short"),
                          [](const auto& card) { return std::string(card.param); });
+
+// A small card with everything that the cases below break.
+std::vector<uint8_t> MakeSmall() {
+  return PackGolden(GoldenKv(5, {{1, 8, 8}}), UniformPlan(5, {4, 4}, 0), card_test::Content(5));
+}
+
+struct Refusal {
+  const char* name;
+  std::function<void(card_test::Parts*)> change;  // sealed again after it
+  std::function<void(std::vector<uint8_t>*)> damage = [](std::vector<uint8_t>*) {};
+};
+
+std::ostream& operator<<(std::ostream& out, const Refusal& refusal) { return out << refusal.name; }
+
+// One each of a typical rule: damage, other versions, hostile sizes, contradictions, and payload that is no number.
+std::vector<Refusal> Refusals() {
+  using namespace card_format;  // NOLINT(google-build-using-namespace)
+  using card_test::Parts;
+  using card_test::Patch;
+  const auto set = [](SectionType section, size_t offset, auto value) {
+    return [=](Parts* parts) { Patch(&parts->section(section), offset, value); };
+  };
+  const auto nothing = [](Parts*) {};
+  return {
+      {"01_cut_in_the_header", nothing, [](std::vector<uint8_t>* card) { card->resize(100); }},
+      {"02_magic", [](Parts* parts) { parts->header.magic[0] = 'q'; }},
+      {"03_draft", [](Parts* parts) { parts->header.draft = kDraft - 1; }},
+      {"08_flipped_bit_in_the_table", nothing, [](std::vector<uint8_t>* card) { (*card)[200] ^= 1; }},
+      {"09_cut_at_the_end", nothing, [](std::vector<uint8_t>* card) { card->resize(card->size() - 64); }},
+      {"13_flipped_bit_in_the_values", nothing, [](std::vector<uint8_t>* card) { card->back() ^= 1; }},
+      {"21_a_billion_tokens", set(SectionType::kGeometry, offsetof(Geometry, tokens), uint32_t{1000000000})},
+      {"32_head_size", set(SectionType::kLayers, offsetof(LayerEntry, key_dim), uint16_t{12})},
+      {"44_positions", set(SectionType::kPositions, 4, int32_t{10})},
+      {"52_level", set(SectionType::kLevels, 0, uint8_t{5})},
+      {"61_info", [](Parts* parts) { parts->section(SectionType::kInfo) = {'{', '}'}; }},
+      {"71_mean", set(SectionType::kProfile, 6, Half{0x7E00})},
+      {"80_values", [](Parts* parts) { parts->sections.back().resize(parts->sections.back().size() + 64); }},
+      // 5 rows of 8 codes of 4 bits come before the scales.
+      {"90_scale",
+       [](Parts* parts) { Patch(&parts->sections.back(), 5 * 4 + 2 * sizeof(RowScale), RowScale{0x7F80}); }},
+  };
+}
+
+// Of everything that a reader does with a card from outside.
+Status ReadAll(ByteSpan bytes) {
+  QKV_ASSIGN_OR_RETURN(const Card card, Card::FromSpan(bytes));
+  QKV_RETURN_IF_ERROR(card.VerifyDigests());
+  for (const Side side : {Side::kKeys, Side::kValues}) {
+    std::vector<Half> rows(card.tokens() * card.shape(0).row_values(side));
+    QKV_RETURN_IF_ERROR(card.Unpack(ScalarKernels(), 0, side, card.tokens(), rows.data()));
+  }
+  return {};
+}
+
+class GoldenRefusalTest : public testing::TestWithParam<Refusal> {};
+
+TEST_P(GoldenRefusalTest, IsNamedAsWritten) {
+  const std::string path = std::string(QKV_SOURCE_DIR) + "/tests/golden/invalid/" + GetParam().name;
+  ASSERT_TRUE(ReadAll(MakeSmall()).ok());
+  card_test::Parts parts(MakeSmall());
+  GetParam().change(&parts);
+  std::vector<uint8_t> bytes = parts.Assemble();
+  GetParam().damage(&bytes);
+  const std::string text = Golden(path, bytes, ReadAll(bytes).message() + "\n");
+  const MappedFile file = *MappedFile::Open(path + ".card");
+  EXPECT_LT(file.bytes().size(), 2048u);
+  EXPECT_EQ(ReadAll(file.bytes()).message() + "\n", text);
+  EXPECT_NE(text.find(fmt::format("(rule {}", std::stoi(GetParam().name))), std::string::npos) << text;
+  ExpectSameBytes(file, bytes);
+}
+
+INSTANTIATE_TEST_SUITE_P(Cards, GoldenRefusalTest, testing::ValuesIn(Refusals()),
+                         [](const auto& refusal) { return std::string(refusal.param.name); });
 
 }  // namespace
 }  // namespace qkvshare
