@@ -1,8 +1,14 @@
 // Several sequences in one session know nothing of each other; and a restore that fails leaves no trace.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
 #include <functional>
 
+#include "base/file.h"
 #include "card/card_test_util.h"
 #include "tests/session_fixture.h"
 
@@ -38,6 +44,13 @@ class SequenceTest : public SessionTest, public testing::WithParamInterface<int>
   static Status RestoreIn(const Card& card, size_t tokens, Session* session, int sequence) {
     RestoreTimes times;
     return RestoreCard(card, tokens, session, &times, sequence);
+  }
+  // Opens, but its last values are out of range: found when the rest is restored.
+  static Card CorruptCard(const Session& sender) {
+    PackTimes times;
+    card_test::Parts parts(Take(PackSession(sender, {}, &times)).Bytes());
+    std::fill(parts.sections.back().end() - 128, parts.sections.back().end(), uint8_t{0xFF});
+    return Take(Card::FromBytes(parts.Assemble()));
   }
   static std::vector<std::vector<Half>> Rows(const Session& session, int sequence) {
     const KvState state = Take(session.TakeKv(sequence));
@@ -191,11 +204,7 @@ TEST_P(SequenceTest, ARefusedCardOrStateLeavesNoTrace) {
   const auto sender = MakeSession(*model);
   Prefill(sender.get(), SomeTokens(200));
   const Card card = PackCard(*sender, 4);
-  PackTimes times;
-  const PackedCard packed = Take(PackSession(*sender, {}, &times));
-  card_test::Parts parts(packed.Bytes());
-  std::fill(parts.sections.back().end() - 128, parts.sections.back().end(), uint8_t{0xFF});
-  const Card corrupt = Take(Card::FromBytes(parts.Assemble()));
+  const Card corrupt = CorruptCard(*sender);
   const auto stranger_sender = MakeSession(*stranger);
   Prefill(stranger_sender.get(), SomeTokens(20));
   const Card strange = PackCard(*stranger_sender, 4);
@@ -242,6 +251,44 @@ TEST_P(SequenceTest, ARefusedCardOrStateLeavesNoTrace) {
     EXPECT_EQ(go_on(session.get()), expected) << i;
     EXPECT_EQ(go_on(bystander.get()), expected) << i;
   }
+}
+
+// Runs this test again in a new program, with the variable set. Returns whether it passed.
+bool PassesInAFreshProcess(const char* variable, const std::string& value) {
+  const testing::TestInfo* test = testing::UnitTest::GetInstance()->current_test_info();
+  const std::string filter = std::string("--gtest_filter=") + test->test_suite_name() + "." + test->name();
+  const pid_t child = fork();
+  if (child == 0) {
+    setenv(variable, value.c_str(), 1);
+    execl("/proc/self/exe", "cross_test", filter.c_str(), "--gtest_brief=1", nullptr);
+    _exit(127);
+  }
+  int status = -1;
+  return waitpid(child, &status, 0) == child && status == 0;
+}
+
+// Nor in the process: one that never saw a card gives the same.
+TEST_P(SequenceTest, ARefusedCardLeavesNoTraceInTheProcess) {
+  constexpr const char* kVariable = "QKV_TEST_FRESH_LOGITS";  // the file for them; set in the fresh process only
+  const auto model = Load();
+  const auto session = MakeSession(*model);
+  PrefillIn(session.get(), SomeTokens(60, 5), kFirst);
+  if (const char* path = std::getenv(kVariable); path != nullptr) {
+    const std::vector<float> logits = LogitsAfter(session.get(), {7, 8, 9}, kFirst);
+    const auto* bytes = reinterpret_cast<const uint8_t*>(logits.data());
+    ASSERT_TRUE(WriteFileAtomic(path, {{bytes, logits.size() * sizeof(float)}}).ok());
+    return;
+  }
+  if (!std::filesystem::exists("/proc/self/exe")) GTEST_SKIP() << "the program does not know its own path here";
+  const auto sender = MakeSession(*model);
+  Prefill(sender.get(), SomeTokens(200));
+  EXPECT_EQ(RestoreIn(CorruptCard(*sender), 200, session.get(), kFirst).code(), StatusCode::kCorrupt);
+  const std::vector<float> logits = LogitsAfter(session.get(), {7, 8, 9}, kFirst);
+
+  ASSERT_TRUE(PassesInAFreshProcess(kVariable, Path("logits")));
+  const MappedFile file = Take(MappedFile::Open(Path("logits")));
+  ASSERT_EQ(file.bytes().size(), logits.size() * sizeof(float));
+  EXPECT_EQ(std::memcmp(file.bytes().data(), logits.data(), file.bytes().size()), 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Windows, SequenceTest, testing::Values(0, 24));
