@@ -2,52 +2,33 @@
 """The policy flags of `pack`, on a tiny random model: what they change, what they report, what they refuse."""
 
 import json
-import os
-import shutil
-import subprocess
-import tempfile
-import unittest
-from pathlib import Path
 
-USAGE = 2  # src/cli/terminal.h
+from cli_support import USAGE, CliTest, folder, main, path, setUpModule
+
 TEXT = "The cat of the farmer sleeps on the mill stone, and the water runs in the shade of the trees to the pond. " * 4
 MESSAGES = [{"role": "system", "content": TEXT}, {"role": "user", "content": "Who sleeps there, and where? " * 6}]
 
 
-class PolicyTest(unittest.TestCase):
+class PolicyTest(CliTest):
     @classmethod
     def setUpClass(cls):
-        cls.folder = Path(tempfile.mkdtemp(prefix="qkv_cli_policy_"))
-        cls.addClassCleanup(shutil.rmtree, cls.folder)
-        cls.environment = {**os.environ, "QKV_CACHE": str(cls.folder / "cache")}
-        subprocess.run([os.environ["QKV_WRITE_TINY_MODEL"], str(cls.folder / "m.gguf")], check=True)
-        (cls.folder / "messages.json").write_text(json.dumps(MESSAGES), encoding="utf-8")
-
-    def execute(self, *arguments):
-        return subprocess.run([os.environ["QKVSHARE"], *arguments], env=self.environment, cwd=self.folder,
-                              capture_output=True, text=True, timeout=300, check=False)
+        (folder / "policy.json").write_text(json.dumps(MESSAGES), encoding="utf-8")
 
     def pack(self, card, *flags):
-        done = self.execute("pack", "-t", "1", "-m", "m.gguf", "--messages", "messages.json", "-o", card, "--json", *flags)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        return json.loads(done.stdout)
+        return self.report("pack", "--messages", path("policy.json"), "-o", path(card), *flags)
 
     def refuse(self, says, *flags):
-        done = self.execute("pack", "-t", "1", "-m", "m.gguf", "--messages", "messages.json", "-o", "no.card", *flags)
-        self.assertEqual((done.returncode, done.stdout), (USAGE, ""), done.stderr)
-        self.assertRegex(done.stderr, r"\Aerror: [^\n]+\n\Z")
-        self.assertIn(says, done.stderr)
-        self.assertFalse((self.folder / "no.card").exists())
+        self.fail_with(USAGE, "pack", "--messages", path("policy.json"), "-o", path("no.card"), *flags, says=says)
 
     def test_report_says_policy_features_levels_and_protected_tokens(self):
         packed = self.pack("a.card", "--policy", "local", "--bits", "3", "--protect-last", "9")
         self.assertEqual((packed["policy"], packed["features"], packed["protected_tokens"]), ("local", ["attention"], 9))
         self.assertEqual(sum(level["tokens"] for level in packed["levels"]), packed["tokens"])
-        info = json.loads(self.execute("info", "a.card", "--json").stdout)
+        info = self.report("info", path("a.card"))
         for key in ("policy", "features", "protected_tokens", "levels"):
             self.assertEqual(info[key], packed[key], key)
         self.assertEqual(info["anchors"], 64)
-        text = self.execute("info", "a.card").stdout
+        text = self.succeed("info", path("a.card"))
         self.assertIn("attention", text)
         self.assertIn("last 9 tokens", text)
 
@@ -62,11 +43,11 @@ class PolicyTest(unittest.TestCase):
     def test_topology_takes_readers_and_anchors(self):
         self.pack("earlier.card", "--policy", "local", "--bits", "3")
         topology = ["--policy", "topology", "--bits", "3"]
-        packed = self.pack("t.card", *topology, "--anchors-from", "earlier.card", "--reader", "B:user", "--reader",
+        packed = self.pack("t.card", *topology, "--anchors-from", path("earlier.card"), "--reader", "B:user", "--reader",
                            "C@3:system", "--alpha", "0.25")
         self.assertEqual(packed["policy"], "topology, alpha 0.25")
         self.assertEqual(packed["features"], ["attention", "prior", "anchors"])
-        segments = json.loads(self.execute("info", "t.card", "--json").stdout)["segments"]
+        segments = self.report("info", path("t.card"))["segments"]
         self.assertEqual([segment["readers"] for segment in segments],
                          [[{"agent": "C", "distance": 3}], [{"agent": "B", "distance": 1}]])
         self.refuse("knows nothing of the receivers", *topology)
@@ -74,12 +55,46 @@ class PolicyTest(unittest.TestCase):
         for reader in ("", "@2", "B@0", "B@x", "B@1x"):
             self.refuse("NAME[@DISTANCE]", *topology, "--reader", reader)
         self.pack("uniform.card")
-        self.refuse("has no anchors", *topology, "--anchors-from", "uniform.card")
-        done = self.execute("pack", "-t", "1", "-m", "m.gguf", "-p", TEXT, "-o", "other.card", "--policy", "local",
-                            "--bits", "3")
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.refuse("of another text", *topology, "--anchors-from", "other.card")
-        self.refuse("policy topology only", "--policy", "local", "--bits", "3", "--anchors-from", "earlier.card")
+        self.refuse("has no anchors", *topology, "--anchors-from", path("uniform.card"))
+        self.succeed("pack", "-p", TEXT, "-o", path("other.card"), "--policy", "local", "--bits", "3")
+        self.refuse("of another text", *topology, "--anchors-from", path("other.card"))
+
+    def test_flags_that_the_policy_would_pass_over_are_refused(self):
+        self.pack("passed.card", "--policy", "local", "--bits", "3")
+        anchors = ["--anchors-from", path("passed.card")]
+        refused = {
+            "--control-of": (["--control-of", "topology"], ["uniform", "local", "topology"]),
+            "--policy-seed": (["--policy-seed", "1"], ["uniform", "local", "topology", "inverted"]),
+            "--alpha": (["--alpha", "0.5"], ["uniform", "local", "random", "inverted"]),
+            "--anchors-from": (anchors, ["uniform", "local", "random", "inverted"]),
+        }
+        for name, (flags, policies) in refused.items():
+            for policy in policies:
+                with self.subTest(flag=name, policy=policy):
+                    self.refuse(f"{name} counts in", "--policy", policy, "--bits", "3", *flags)
+        control = self.pack("control.card", "--policy", "random", "--bits", "3", "--control-of", "topology", "--alpha",
+                            "0.25", "--policy-seed", "1", *anchors)
+        self.assertEqual(control["policy"], "random of topology, alpha 0.25, seed 1")
+
+    def test_readers_are_kept_by_every_policy(self):
+        for policy in ("uniform", "local"):
+            self.pack("kept.card", "--policy", policy, "--bits", "3", "--reader", "B@2:user")
+            segments = self.report("info", path("kept.card"))["segments"]
+            self.assertEqual([segment.get("readers", []) for segment in segments], [[], [{"agent": "B", "distance": 2}]])
+
+    def test_outputs_are_no_inputs(self):
+        self.pack("in.card", "--policy", "local", "--bits", "3")
+        self.succeed("calibrate", "-t", "1", "-m", path("a.gguf"), "-n", "64", "-o", path("in.profile"))
+        before = {name: (folder / name).read_bytes() for name in ("in.card", "in.profile")}
+        topology = ["--policy", "topology", "--bits", "3", "--anchors-from", path("in.card")]
+        for flags in ([*topology, "-o", path("in.card")],
+                      [*topology, "-o", path("no.card"), "--state-output", path("in.card")],
+                      ["--profile", path("in.profile"), "-o", path("no.card"), "--state-output", path("in.profile")]):
+            with self.subTest(flags=flags):
+                self.fail_with(USAGE, "pack", "-p", TEXT, *flags, says="is an input and would be overwritten")
+        self.fail_with(USAGE, "pack", "-p", TEXT, "--profile", path("in.profile"), "-o", path("in.profile"),
+                       says="in.profile")
+        self.assertEqual(before, {name: (folder / name).read_bytes() for name in before})
 
     def test_features_of_the_output_layer_have_their_own_stage(self):
         packed = self.pack("f.card", "--policy", "local", "--bits", "3", "--features", "full,-probe,-anchors,-prior")
@@ -106,4 +121,4 @@ class PolicyTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(verbosity=0)
+    main()

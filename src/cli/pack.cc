@@ -46,6 +46,18 @@ Status CheckCacheFlags(const PackFlags& flags, Policy policy) {
   return {};
 }
 
+// No output is an input, nor the other output.
+Status CheckOutputs(const PackFlags& flags) {
+  const std::vector<std::string> inputs = flags.policy.InputFiles();
+  QKV_RETURN_IF_ERROR(CheckCardTarget(flags.output, flags.model, flags.prompt));
+  QKV_RETURN_IF_ERROR(CheckTarget(flags.output, inputs));
+  if (flags.state_output.empty()) return {};
+  QKV_RETURN_IF_ERROR(CheckTarget(flags.state_output, flags.model, flags.prompt));
+  QKV_RETURN_IF_ERROR(CheckTarget(flags.state_output, inputs));
+  if (flags.state_output != flags.output) return {};
+  return {StatusCode::kInvalidArgument, "-o and --state-output name the same file"};
+}
+
 // Prefills, and adds to the options what their policy needs to know of it.
 Status PrefillPrompt(const std::vector<int32_t>& tokens, Session* session, PackOptions* options, PackResult* result) {
   const InterruptScope interrupt([&] { session->Cancel(); });
@@ -70,11 +82,7 @@ Status PrefillPrompt(const std::vector<int32_t>& tokens, Session* session, PackO
 }
 
 Status PackPrompt(const PackFlags& flags, PackResult* result) {
-  QKV_RETURN_IF_ERROR(CheckCardTarget(flags.output, flags.model, flags.prompt));
-  if (!flags.state_output.empty()) QKV_RETURN_IF_ERROR(CheckTarget(flags.state_output, flags.model, flags.prompt));
-  if (flags.state_output == flags.output) {
-    return {StatusCode::kInvalidArgument, "-o and --state-output name the same file"};
-  }
+  QKV_RETURN_IF_ERROR(CheckOutputs(flags));
   if (flags.generation_prompt && !flags.prompt.chat && flags.prompt.messages_file.empty()) {
     return {StatusCode::kInvalidArgument, "--generation-prompt goes with --chat or --messages"};
   }

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,7 +23,6 @@ namespace qkvshare::cli {
 
 struct PolicyFlags {
   std::string policy = "uniform";
-  std::string control_of = "local";
   std::string features = "default";
   std::string levels;
   std::string layer_bits;
@@ -30,14 +30,18 @@ struct PolicyFlags {
   std::vector<std::string> readers;  // NAME[@DISTANCE][:ROLE,ROLE]
   std::vector<std::string> anchor_cards;
   double bits = 4;
-  double alpha = kDefaultAlpha;
   size_t max_bytes = 0;
   size_t protect_last = 0;
-  uint64_t seed = 1;
+  // Count for some policies only, so that it matters whether they were given.
+  std::optional<std::string> control_of;
+  std::optional<double> alpha;
+  std::optional<uint64_t> seed;
 
   void AddTo(CLI::App* app);
   // All but sender, segments, anchors and layers, checked.
   Result<PackOptions> Options() const;
+  // Files that packing reads: the profile and the cards with anchors.
+  std::vector<std::string> InputFiles() const;
   // --layer-bits of a model with this many layers; empty without the flag.
   Result<std::vector<LayerAdjustment>> Layers(size_t layers) const;
   // The anchors of the cards, as far as those begin with these tokens. kInvalidArgument where a card has none there.

@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "base/text.h"
 #include "policy/head_matrix.h"
 
 namespace qkvshare {
@@ -70,13 +71,10 @@ FeatureSet FullFeatures() { return {(1U << kFeatureCount) - 1, 0}; }
 Result<FeatureSet> ParseFeatures(const std::string& list) {
   FeatureSet set;
   if (!list.empty() && (list[0] == '+' || list[0] == '-')) set = DefaultFeatures();
-  for (size_t start = 0; start <= list.size();) {
-    const size_t end = std::min(list.find(',', start), list.size());
-    std::string word = list.substr(start, end - start);
+  for (std::string word : Split(list, ',')) {
     const bool add = word.empty() || word[0] != '-';
     if (!word.empty() && (word[0] == '+' || word[0] == '-')) word.erase(0, 1);
     QKV_RETURN_IF_ERROR(Apply(word, add, &set));
-    start = end + 1;
   }
   return set;
 }

@@ -1,0 +1,139 @@
+#include "runtime/pack_text.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+
+#include "base/text.h"
+
+namespace qkvshare {
+namespace {
+
+Status Invalid(const std::string& what) { return {StatusCode::kInvalidArgument, what}; }
+
+std::string ChoiceName(Level level) { return level == kExactLevel ? "exact" : LevelName(level); }
+
+// The number that all of [begin, end) spells.
+template <typename T>
+bool ParseNumber(const char* begin, const char* end, T* number) {
+  const auto [stop, error] = std::from_chars(begin, end, *number);
+  return error == std::errc() && stop == end;
+}
+
+// FIRST[-LAST], ascending and below `layers`.
+bool ParseRange(const std::string& text, size_t layers, size_t* first, size_t* last) {
+  const char* begin = text.data();
+  const char* end = begin + text.size();
+  const char* dash = std::find(begin, end, '-');
+  if (!ParseNumber(begin, dash, first)) return false;
+  *last = *first;
+  if (dash != end && !ParseNumber(dash + 1, end, last)) return false;
+  return *first <= *last && *last < layers;
+}
+
+// SIDE=STEPS.
+bool ParseSteps(const std::string& text, char* side, int* steps) {
+  if (text.size() < 3 || (text[0] != 'k' && text[0] != 'v') || text[1] != '=') return false;
+  *side = text[0];
+  return ParseNumber(text.data() + 2, text.data() + text.size(), steps) && std::abs(*steps) <= kMaxAdjustment;
+}
+
+// One entry of ParseLayerBits.
+bool ApplyLayerBits(const std::string& entry, std::vector<LayerAdjustment>* layers) {
+  const size_t colon = entry.find(':');
+  size_t first = 0;
+  size_t last = 0;
+  if (colon == std::string::npos || !ParseRange(entry.substr(0, colon), layers->size(), &first, &last)) return false;
+  for (const std::string& word : Split(entry.substr(colon + 1), ',')) {
+    char side = 0;
+    int steps = 0;
+    if (!ParseSteps(word, &side, &steps)) return false;
+    for (size_t layer = first; layer <= last; ++layer) {
+      LayerAdjustment& adjustment = (*layers)[layer];
+      (side == 'k' ? adjustment.keys : adjustment.values) = static_cast<int8_t>(steps);
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+Result<std::vector<Level>> ParseLevels(const std::string& list) {
+  std::vector<Level> levels;
+  if (list.empty()) return levels;
+  const std::vector<std::string> words = Split(list, ',');
+  std::string names;
+  for (const Level level : kLevels) {
+    names += (names.empty() ? "" : ", ") + ChoiceName(level);
+    if (std::find(words.begin(), words.end(), ChoiceName(level)) != words.end()) levels.push_back(level);
+  }
+  for (const std::string& word : words) {
+    const bool known = std::any_of(levels.begin(), levels.end(), [&](Level l) { return ChoiceName(l) == word; });
+    if (!known) return Invalid(fmt::format("unknown level '{}'; choose from {}", word, names));
+  }
+  return levels;
+}
+
+Result<std::vector<LayerAdjustment>> ParseLayerBits(const std::string& text, size_t layers) {
+  std::vector<LayerAdjustment> adjustments;
+  if (text.empty()) return adjustments;
+  adjustments.resize(layers);
+  for (const std::string& entry : Split(text, ';')) {
+    if (ApplyLayerBits(entry, &adjustments)) continue;
+    return Invalid(
+        fmt::format("bits of layers '{}': give FIRST[-LAST]:k=STEPS,v=STEPS with layers 0 to {} and steps from "
+                    "-{} to {}, as 0-2:k=1,v=1",
+                    entry, layers - 1, kMaxAdjustment, kMaxAdjustment));
+  }
+  return adjustments;
+}
+
+Status AddReader(const SegmentReader& reader, const std::vector<std::string>& roles, const std::string& owner,
+                 size_t tokens, std::vector<Segment>* segments) {
+  if (reader.distance == 0) return Invalid(fmt::format("reader {}: not a distance of 1 or more", reader.agent));
+  if (segments->empty()) segments->push_back({"prompt", owner, "", 0, static_cast<uint32_t>(tokens)});
+  std::vector<std::string> missing = roles;
+  for (Segment& segment : *segments) {
+    if (!roles.empty() && std::find(roles.begin(), roles.end(), segment.role) == roles.end()) continue;
+    segment.readers.push_back(reader);
+    std::erase(missing, segment.role);
+  }
+  if (missing.empty()) return {};
+  return Invalid(fmt::format("reader {}: no segment of role '{}'", reader.agent, missing.front()));
+}
+
+Status AddAnchors(const Card& card, const std::string& name, std::span<const int32_t> tokens,
+                  std::vector<Anchor>* anchors) {
+  if (card.anchors().empty()) return Invalid(name + " has no anchors: it was packed by policy uniform");
+  // A card may go on otherwise than this context does: its anchors count as far as both are the same.
+  size_t same = std::min<size_t>(card.first_token(), tokens.size());
+  for (const int32_t id : card.token_ids()) {
+    if (same == tokens.size() || tokens[same] != id) break;
+    ++same;
+  }
+  const size_t before = anchors->size();
+  for (const Anchor& anchor : card.anchors()) {
+    if (anchor.token < same) anchors->push_back(anchor);
+  }
+  if (anchors->size() > before) return {};
+  return Invalid(name + " has no anchors in this context: it is of another text");
+}
+
+Status CheckGivenOptions(const PackOptions& options, const GivenOptions& given) {
+  const bool is_control = options.policy == Policy::kRandom || options.policy == Policy::kInverted;
+  const Policy measured = is_control ? options.control_of : options.policy;
+  const auto refuse = [&](const char* name, const char* where) {
+    return Invalid(fmt::format("{} counts in {} only: leave it out, or choose another policy than {}", name, where,
+                               PolicyName(options.policy)));
+  };
+  if (given.control_of != nullptr && !is_control) return refuse(given.control_of, "the policies random and inverted");
+  if (given.seed != nullptr && options.policy != Policy::kRandom) return refuse(given.seed, "policy random");
+  for (const char* name : {given.alpha, given.anchors}) {
+    if (name != nullptr && measured != Policy::kTopology) return refuse(name, "policy topology and its controls");
+  }
+  return {};
+}
+
+}  // namespace qkvshare
