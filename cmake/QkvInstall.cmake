@@ -44,7 +44,7 @@ endif()
 install(TARGETS qkvshare)
 install(TARGETS qkv_shared EXPORT qkvshare INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(DIRECTORY include/qkvshare DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-install(FILES LICENSE docs/card_format.md DESTINATION ${qkv_doc_dir})
+install(FILES LICENSE docs/card_format.md docs/policies.md docs/profile_format.md DESTINATION ${qkv_doc_dir})
 
 set(qkv_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/qkvshare)
 install(EXPORT qkvshare FILE qkvshareConfig.cmake NAMESPACE qkvshare:: DESTINATION ${qkv_package_dir})

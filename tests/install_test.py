@@ -52,7 +52,8 @@ class InstallTest(unittest.TestCase):
         lib = str(self.lib)
         wanted = {"bin/qkvshare", f"{lib}/libqkvshare.so", f"{lib}/libqkvshare.so.{version}",
                   f"{lib}/pkgconfig/qkvshare.pc", f"{lib}/cmake/qkvshare/qkvshareConfig.cmake",
-                  "share/doc/qkvshare/LICENSE", "share/doc/qkvshare/card_format.md",
+                  *(f"share/doc/qkvshare/{name}"
+                    for name in ("LICENSE", "card_format.md", "policies.md", "profile_format.md")),
                   *(f"include/qkvshare/{name}" for name in ("qkvshare.h", "qkvshare.hpp", "status.h", "version.h"))}
         if CACHE.get("QKV_LLAMA_DIR"):
             wanted |= {f"{lib}/qkvshare/libllama.so.0", "share/doc/qkvshare/llama.cpp/LICENSE"}
