@@ -161,6 +161,10 @@ typedef struct qkv_session_info {
   size_t restored_tokens; /* of these, first ones that came from a card */
   size_t context;         /* tokens that it may hold */
   int32_t threads;
+  /* In effect; names as in qkv_session_options. */
+  const char* cache_type_k;
+  const char* cache_type_v;
+  bool flash_attention;
 } qkv_session_info;
 
 QKV_API qkv_status qkv_session_get_info(const qkv_session* session, qkv_session_info* info, size_t info_size,
@@ -173,7 +177,7 @@ typedef struct qkv_prefill_options {
   size_t struct_size;
   qkv_progress_fn progress; /* tokens done and in all, after each batch; may be NULL */
   void* progress_data;
-  bool keep_attention; /* keeps what packing by the policy "local" needs of this prefill; false */
+  bool keep_attention; /* keeps what packing by a policy other than "uniform" needs of this prefill; false */
 } qkv_prefill_options;
 
 QKV_API qkv_status qkv_prefill_options_default(qkv_prefill_options* options, size_t struct_size);
@@ -221,39 +225,64 @@ typedef struct qkv_generation {
 } qkv_generation;
 
 /* Continues after the session's last token, which must have been read (not only restored). Afterwards the session holds
- * all that was generated, the end token included; but where the context is full, not the last token. Being cancelled is
- * no error. QKV_NON_FINITE where the model's output is not numbers. */
+ * all that was generated, the end token included; but where the context is full, or it was cancelled while the last
+ * token was read, not that one. Being cancelled is no error: what was generated is given. QKV_NON_FINITE where the
+ * model's output is not numbers. */
 QKV_API qkv_status qkv_session_generate(qkv_session* session, const qkv_generate_options* options,
                                         qkv_generation* generation, size_t generation_size, qkv_error* error);
 
 /* ---- Packing a session's tokens as a card ---- */
 
+typedef struct qkv_card qkv_card;
+
+/* An agent that will use the card. */
+typedef struct qkv_reader {
+  const char* agent;
+  uint32_t distance; /* hops from the sender, 1 for the next agent */
+  const char* role;  /* of the messages that it will use, or NULL: it uses all; several roles are several readers */
+} qkv_reader;
+
 typedef struct qkv_pack_options {
   size_t struct_size;
   double bits;        /* average of a key or value channel, 2 to 16 (exact); 4 */
   uint64_t max_bytes; /* of the whole card, instead of bits; 0: by bits */
-  const char* policy; /* "uniform", or "local" after a prefill with keep_attention; "uniform" */
-  const char* agent;  /* the sender's name, kept in the card; "agent" */
+  /* "uniform"; after a prefill with keep_attention also "local" (what the sender looks at), "topology" (and what is
+   * known of the receivers: readers, anchor_cards), and their controls "random" and "inverted". docs/policies.md says
+   * what they do. "uniform" */
+  const char* policy;
+  const char* agent; /* the sender's name, kept in the card; "agent" */
   /* The conversation that the tokens are of, so that the card names its turns; may be NULL. */
   const qkv_message* messages;
   size_t message_count;
   const char* profile; /* path of a static profile (`qkvshare calibrate`), or NULL: measured on the tokens */
+  /* What follows is as the flags of `qkvshare pack`. What the policy would pass over is refused, but for readers: every
+   * policy keeps them in the card, for later agents. */
+  const char* levels;        /* that the policy may choose, as "K4V2,K4V4,exact"; NULL: all */
+  size_t protect_last;       /* last tokens that stay exact; 0 */
+  const char* layer_bits;    /* layers that get wider or narrower codes, as "0-2:k=1,v=1;20:v=-1"; may be NULL */
+  const char* features;      /* what the policy looks at, but confidence and next_entropy; "default" */
+  double alpha;              /* of topology: share of the sender's own importance, 0 to 1; 0.5 */
+  uint64_t seed;             /* of random; 1 */
+  const char* control_of;    /* of random and inverted: "local" or "topology"; NULL: "local" */
+  const qkv_reader* readers; /* may be NULL */
+  size_t reader_count;
+  const qkv_card* const* anchor_cards; /* of earlier receivers of this context, for their anchors; may be NULL */
+  size_t anchor_card_count;
 } qkv_pack_options;
 
 QKV_API qkv_status qkv_pack_options_default(qkv_pack_options* options, size_t struct_size);
 
 /* Packs all tokens; the session stays as it is. The file is written whole or not at all, with mode 0600, over a file of
  * that name: it can be turned back into the text. QKV_INVALID_ARGUMENT (empty session, bits out of range, a policy that
- * has no choice), QKV_OUT_OF_RANGE (max_bytes is too small), QKV_UNSUPPORTED (the session holds restored tokens, which
- * must not be quantized twice), QKV_IO. */
+ * has no choice, options that contradict each other), QKV_OUT_OF_RANGE (max_bytes is too small), QKV_MISMATCH (a
+ * profile of another model), QKV_UNSUPPORTED (the session holds restored tokens, which must not be quantized twice),
+ * QKV_IO. */
 QKV_API qkv_status qkv_session_pack_file(const qkv_session* session, const qkv_pack_options* options, const char* path,
                                          qkv_error* error);
 QKV_API qkv_status qkv_session_pack_memory(const qkv_session* session, const qkv_pack_options* options, uint8_t** card,
                                            size_t* card_bytes, qkv_error* error);
 
 /* ---- Cards ---- */
-
-typedef struct qkv_card qkv_card;
 
 /* Maps a file and checks header, checksums and all fields. QKV_NOT_FOUND, QKV_IO, QKV_CORRUPT (the rule that is
  * broken), QKV_UNSUPPORTED (of later software). */

@@ -45,9 +45,18 @@ struct GenerateOptions : qkv_generate_options {
   GenerateOptions() : qkv_generate_options() { qkv_generate_options_default(this, sizeof(qkv_generate_options)); }
   std::function<bool(std::string_view)> on_piece;  // returns false to stop
 };
+class Card;
+// As qkv_reader.
+struct Reader {
+  std::string agent;
+  uint32_t distance = 1;
+  std::string role = {};  // empty: all
+};
 struct PackOptions : qkv_pack_options {
   PackOptions() : qkv_pack_options() { qkv_pack_options_default(this, sizeof(qkv_pack_options)); }
-  std::vector<Message> conversation;  // that the tokens are of; may be empty
+  std::vector<Message> conversation;        // that the tokens are of; may be empty
+  std::vector<Reader> receivers;            // for `readers`; may be empty
+  std::vector<const Card*> receiver_cards;  // for `anchor_cards`; may be empty
 };
 
 struct Generation {
@@ -285,15 +294,14 @@ class Session {
   }
 
   Status PackFile(const std::string& path, const PackOptions& options = {}) const {
-    const std::vector<qkv_message> messages = detail::Messages(options.conversation);
-    const qkv_pack_options bound = Bind(options, messages);
-    return detail::Call([&](qkv_error* error) { return qkv_session_pack_file(get(), &bound, path.c_str(), error); });
+    const BoundPackOptions bound(options);
+    return detail::Call(
+        [&](qkv_error* error) { return qkv_session_pack_file(get(), bound.get(), path.c_str(), error); });
   }
   Result<std::vector<uint8_t>> PackMemory(const PackOptions& options = {}) const {
-    const std::vector<qkv_message> messages = detail::Messages(options.conversation);
-    const qkv_pack_options bound = Bind(options, messages);
+    const BoundPackOptions bound(options);
     return detail::CallForArray<std::vector<uint8_t>>([&](uint8_t** card, size_t* bytes, qkv_error* error) {
-      return qkv_session_pack_memory(get(), &bound, card, bytes, error);
+      return qkv_session_pack_memory(get(), bound.get(), card, bytes, error);
     });
   }
   // tokens: the card's first ones; 0: all.
@@ -304,14 +312,37 @@ class Session {
 
  private:
   explicit Session(qkv_session* session) : handle_(session) {}
-  static qkv_pack_options Bind(const PackOptions& options, const std::vector<qkv_message>& messages) {
-    qkv_pack_options bound = options;
-    if (!messages.empty()) {
-      bound.messages = messages.data();
-      bound.message_count = messages.size();
+  // Options whose arrays are in place. The strings stay those of `options`.
+  class BoundPackOptions {
+   public:
+    explicit BoundPackOptions(const PackOptions& options)
+        : bound_(options), messages_(detail::Messages(options.conversation)) {
+      for (const Reader& reader : options.receivers) {
+        readers_.push_back(
+            {reader.agent.c_str(), reader.distance, reader.role.empty() ? nullptr : reader.role.c_str()});
+      }
+      for (const Card* card : options.receiver_cards) cards_.push_back(card == nullptr ? nullptr : card->get());
+      Put(messages_, &bound_.messages, &bound_.message_count);
+      Put(readers_, &bound_.readers, &bound_.reader_count);
+      Put(cards_, &bound_.anchor_cards, &bound_.anchor_card_count);
     }
-    return bound;
-  }
+    BoundPackOptions(const BoundPackOptions&) = delete;
+    BoundPackOptions& operator=(const BoundPackOptions&) = delete;
+    const qkv_pack_options* get() const { return &bound_; }
+
+   private:
+    // Where there is nothing, what the caller set in the options themselves stays.
+    template <typename T>
+    static void Put(const std::vector<T>& values, const T** data, size_t* count) {
+      if (values.empty()) return;
+      *data = values.data();
+      *count = values.size();
+    }
+    qkv_pack_options bound_;
+    std::vector<qkv_message> messages_;
+    std::vector<qkv_reader> readers_;
+    std::vector<const qkv_card*> cards_;
+  };
   detail::Handle<qkv_session> handle_;
 };
 

@@ -1,9 +1,8 @@
-// Sessions: prefill, generation, and packing what is there.
+// Sessions: prefill and generation.
 #include <algorithm>
 #include <cmath>
 
 #include "api/api_support.h"
-#include "policy/policy.h"
 #include "runtime/generate.h"
 #include "runtime/prompt.h"
 #include "runtime/sender.h"
@@ -105,9 +104,12 @@ Status GenerateInto(qkv_session* handle, const qkv_generate_options* given, qkv_
   qkvshare::GenerateOptions generate;
   generate.predict = options.predict;
   generate.sampling = {options.temp, options.top_k, options.top_p, options.min_p, options.seed};
+  bool stopped = false;  // by the callback, which may be called for the last token that there is to be
   if (options.on_text != nullptr) {
     generate.on_text = [&](const std::string& piece) {
-      if (!options.on_text(options.text_data, piece.data(), piece.size())) session->Cancel();
+      if (options.on_text(options.text_data, piece.data(), piece.size())) return;
+      stopped = true;
+      session->Cancel();
     };
   }
   const CancelScope scope(session);
@@ -116,42 +118,15 @@ Status GenerateInto(qkv_session* handle, const qkv_generate_options* given, qkv_
   api::Owned<int32_t> tokens(done.tokens);
   session->ResetCancel();
   Status rest = DecodeRest(done, session);
-  if (!rest.ok() && rest.code() != StatusCode::kOutOfRange) return rest;  // a full context keeps what fits
+  const bool late = rest.code() == StatusCode::kCancelled;
+  if (!rest.ok() && !late && rest.code() != StatusCode::kOutOfRange) return rest;  // a full context keeps what fits
   qkv_generation value{};
   text.Give(&value.text, &value.text_bytes);
   tokens.Give(&value.tokens, &value.token_count);
-  value.stop = static_cast<qkv_stop>(done.stop);
+  value.stop = stopped || late ? QKV_STOP_CANCELLED : static_cast<qkv_stop>(done.stop);
   value.end_token = done.end_token;
   api::CopyOut(value, generation, size);
   return {};
-}
-
-Result<qkvshare::PackedCard> Pack(const qkv_session* handle, const qkv_pack_options* given) {
-  qkv_pack_options options;
-  qkv_pack_options_default(&options, sizeof options);
-  QKV_RETURN_IF_ERROR(api::ReadOptions(given, &options));
-  QKV_RETURN_IF_ERROR(api::CheckNotNull({{"policy", options.policy}, {"agent", options.agent}}));
-  if (handle->restored > 0) {
-    return Status(StatusCode::kUnsupported,
-                  "the session holds tokens of a card, and what a card holds must not be quantized twice");
-  }
-  qkvshare::PackOptions pack;
-  QKV_ASSIGN_OR_RETURN(pack.policy, qkvshare::PolicyFromName(options.policy));
-  pack.code_bits = options.bits;
-  pack.max_bytes = options.max_bytes;
-  pack.sender = options.agent;
-  if (options.profile != nullptr) {
-    QKV_ASSIGN_OR_RETURN(qkvshare::StaticProfile profile, qkvshare::OpenStaticProfile(options.profile));
-    pack.profile = std::make_shared<const qkvshare::StaticProfile>(std::move(profile));
-  }
-  const Session& session = *handle->session;
-  if (options.messages != nullptr) {
-    QKV_RETURN_IF_ERROR(api::CheckMessages(options.messages, options.message_count));
-    pack.segments = SegmentsOf(*handle->model, api::Messages(options.messages, options.message_count), session.tokens(),
-                               pack.sender);
-  }
-  qkvshare::PackTimes times;
-  return PackSession(session, pack, &times);
 }
 
 }  // namespace
@@ -182,8 +157,15 @@ qkv_status qkv_session_get_info(const qkv_session* session, qkv_session_info* in
   return api::Call(error, [&]() -> Status {
     QKV_RETURN_IF_ERROR(api::CheckNotNull({{"session", session}, {"info", info}}));
     const Session& inner = *session->session;
-    api::CopyOut(qkv_session_info{inner.tokens().size(), session->restored, inner.context(), inner.threads()}, info,
-                 info_size);
+    qkv_session_info value{};
+    value.tokens = inner.tokens().size();
+    value.restored_tokens = session->restored;
+    value.context = inner.context();
+    value.threads = inner.threads();
+    value.cache_type_k = CacheTypeName(inner.cache_type_k());
+    value.cache_type_v = CacheTypeName(inner.cache_type_v());
+    value.flash_attention = inner.flash_attention();
+    api::CopyOut(value, info, info_size);
     return {};
   });
 }
@@ -247,30 +229,4 @@ qkv_status qkv_generate_options_default(qkv_generate_options* options, size_t st
 qkv_status qkv_session_generate(qkv_session* session, const qkv_generate_options* options, qkv_generation* generation,
                                 size_t generation_size, qkv_error* error) {
   return api::Call(error, [&] { return GenerateInto(session, options, generation, generation_size); });
-}
-
-qkv_status qkv_pack_options_default(qkv_pack_options* options, size_t struct_size) {
-  const qkvshare::PackOptions defaults;
-  return api::SetDefaults(qkv_pack_options{0, defaults.code_bits, defaults.max_bytes,
-                                           qkvshare::PolicyName(defaults.policy), "agent", nullptr, 0, nullptr},
-                          options, struct_size);
-}
-
-qkv_status qkv_session_pack_file(const qkv_session* session, const qkv_pack_options* options, const char* path,
-                                 qkv_error* error) {
-  return api::Call(error, [&]() -> Status {
-    QKV_RETURN_IF_ERROR(api::CheckNotNull({{"session", session}, {"path", path}}));
-    QKV_ASSIGN_OR_RETURN(const qkvshare::PackedCard card, Pack(session, options));
-    return card.Write(path);
-  });
-}
-
-qkv_status qkv_session_pack_memory(const qkv_session* session, const qkv_pack_options* options, uint8_t** card,
-                                   size_t* card_bytes, qkv_error* error) {
-  return api::Call(error, [&]() -> Status {
-    QKV_RETURN_IF_ERROR(api::CheckNotNull({{"session", session}, {"card", card}, {"card_bytes", card_bytes}}));
-    QKV_ASSIGN_OR_RETURN(const qkvshare::PackedCard packed, Pack(session, options));
-    api::Owned<uint8_t>(packed.Bytes()).Give(card, card_bytes);
-    return {};
-  });
 }

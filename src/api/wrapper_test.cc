@@ -81,6 +81,30 @@ TEST_F(WrapperTest, HandOver) {
   EXPECT_EQ(receiver.info().tokens, 3 + tokens.size());
 }
 
+TEST_F(WrapperTest, PackOptionsBindReadersAndCards) {
+  const qkv::Model model = Take(qkv::Model::Load(Path("model.gguf")));
+  qkv::Session session = Take(qkv::Session::Create(model, Small()));
+  qkv::PrefillOptions prefill;
+  prefill.keep_attention = true;
+  ASSERT_TRUE(session.PrefillText("The cat sleeps on the mill stone in the winter, and the ice is cut.", prefill).ok());
+  qkv::PackOptions pack;
+  pack.policy = "local";
+  pack.bits = 3;
+  const qkv::Card earlier = Take(qkv::Card::FromBytes(Take(session.PackMemory(pack))));
+  pack.policy = "topology";
+  pack.receivers = {{"B"}, {"C", 2}};
+  pack.receiver_cards = {&earlier};
+  const qkv::Card card = Take(qkv::Card::FromBytes(Take(session.PackMemory(pack))));
+  const std::string json = card.info().info_json;
+  for (const char* part : {"\"anchors\"", "{\"agent\":\"B\",\"distance\":1}", "{\"agent\":\"C\",\"distance\":2}"}) {
+    EXPECT_NE(json.find(part), std::string::npos) << part << " is not in " << json;
+  }
+  pack.receivers[0].role = "tool";
+  EXPECT_EQ(session.PackMemory(pack).status().code(), StatusCode::kInvalidArgument);
+  pack.receiver_cards = {nullptr};
+  EXPECT_EQ(session.PackMemory(pack).status().code(), StatusCode::kInvalidArgument);
+}
+
 TEST_F(WrapperTest, ErrorsComeAsStatus) {
   EXPECT_EQ(qkv::Model::Load(Path("none.gguf")).status().code(), StatusCode::kNotFound);
   EXPECT_EQ(qkv::Card::Open(Path("none.card")).status().code(), StatusCode::kNotFound);
