@@ -94,6 +94,41 @@ class PipeTest(ChatTest):
         self.assertEqual((done.returncode, done.stdout.count(b"\n") > 0), (0, True))
         self.assertRegex(done.stderr, rb"\Amode: restore \(the card's \d+ tokens; K f16, .*\)\n\Z")  # no "> "
 
+    def test_carriage_returns_are_no_text(self):
+        greeting = self.answers(*GREEDY, lines=["Hi"])
+        self.assertEqual(self.answers(*GREEDY, lines=["Hi\r", "\r", "/exit\r", "Hello"]), greeting)
+        done = self.execute(*chat(*GREEDY), stdin=b"Hi\r")  # without a line feed
+        self.assertEqual(done.stdout, greeting)
+
+    def test_a_conversation_that_fails_keeps_the_card(self):
+        write_model("nan", "nan_logits=1")
+        done = self.execute(*chat("-m", path("nan.gguf"), "-o", path("failed.card")), stdin=b"Hi\nHello\n")
+        self.assertEqual((done.returncode, done.stdout), (REFUSED, b""))
+        self.assertRegex(done.stderr, rb"\Aerror: [^\n]* not finite[^\n]*\n\Z")
+        self.succeed("verify", path("failed.card"))
+        self.assertEqual([s["role"] for s in self.report("info", path("failed.card"))["segments"]], ["user"])
+        # Where nothing was said there is nothing to keep, and one error.
+        self.fail_with(MISSING, *chat("-f", path("missing.txt"), "-o", path("no.card")), says="missing.txt")
+
+    def test_interrupts_at_the_last_token_keep_the_card(self):
+        for attempt in range(20):
+            process = subprocess.Popen(words_of(chat("-m", path("endless.gguf"), "--temp", "0", "-n", "1", "-p", "Hi", "-o",
+                                                     path("late.card"))),
+                                       env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                       stderr=subprocess.PIPE)
+            process.stdout.read(1)  # of the only token
+            time.sleep(attempt * 0.00005)
+            process.send_signal(signal.SIGINT)
+            with process:
+                _, error = process.communicate(timeout=60)
+            if process.returncode < 0:  # ended already, in the standard way
+                self.assertEqual(process.returncode, -signal.SIGINT)
+                continue
+            self.assertNotIn(b"error", error)
+            self.assertIn(process.returncode, (0, INTERRUPTED))
+            self.succeed("verify", path("late.card"))
+            os.unlink(path("late.card"))
+
     def test_full_context(self):
         lines = f"{DOCUMENT * 3}\nHi\n".encode()
         done = self.execute(*chat(*GREEDY, "-c", "512"), stdin=lines)

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <functional>
 #include <initializer_list>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -252,8 +253,10 @@ void Writer::AddShared() {
   if (!spec_.tied) AddMatrix("output.weight", spec_.embed, spec_.vocab, kLogitStd);
   // Random signs: without them a tied model mostly repeats its last token, whose embedding is in the residual stream.
   Random random(spec_.seed, "output_norm.weight");
-  AddTensor(IsHybrid() ? "token_embd_norm.weight" : "output_norm.weight", {spec_.embed},
-            [&](int64_t) { return random.Next() % 2 == 0 ? 1.0F : -1.0F; });
+  AddTensor(IsHybrid() ? "token_embd_norm.weight" : "output_norm.weight", {spec_.embed}, [&](int64_t) {
+    const float sign = random.Next() % 2 == 0 ? 1.0F : -1.0F;
+    return spec_.nan_logits ? std::numeric_limits<float>::quiet_NaN() : sign;
+  });
 }
 
 void Writer::AddAttention(const std::string& layer) {

@@ -37,6 +37,7 @@ struct TinyModelSpec {
   bool long_rope = false;         // llama only: contexts over half of `context` use other frequency factors (LongRoPE)
   bool tied = true;               // the output matrix is the embedding matrix
   bool half_matrices = true;      // F16 matrices, else F32; vectors are always F32
+  bool nan_logits = false;        // its output is no numbers, though its cache is
   int context = 2048;
   bool add_bos = false;
   std::string pre;                      // tokenizer.ggml.pre; empty: qwen2's for qwen2, else smollm's

@@ -1,5 +1,5 @@
 // write_tiny_model PATH [KEY=VALUE...]: tiny models for tests in other languages. Keys: architecture, seed, layers,
-// context, vocab, sliding_window.
+// context, vocab, sliding_window, nan_logits.
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -23,6 +23,8 @@ int main(int argc, char** argv) {
       spec.context = std::atoi(value.c_str());
     } else if (key == "sliding_window") {
       spec.sliding_window = std::atoi(value.c_str());
+    } else if (key == "nan_logits") {
+      spec.nan_logits = value == "1";
     } else if (key == "vocab") {
       spec.vocab = std::atoi(value.c_str());
     } else {

@@ -35,18 +35,15 @@ class LineReader {
   LineReader(const LineReader&) = delete;
   LineReader& operator=(const LineReader&) = delete;
 
-  // The next line without its end; none at the end of the input, or after Ctrl-C or SIGTERM.
+  // The next line without its end (a line feed, with a carriage return before it or not); none at the end of the input,
+  // or after Ctrl-C or SIGTERM.
   std::optional<std::string> Next() {
     const InterruptScope interrupt([this] { Wake(); });
     for (;;) {
-      if (const size_t end = buffer_.find('\n'); end != std::string::npos) {
-        std::string line = buffer_.substr(0, end);
-        buffer_.erase(0, end + 1);
-        return line;
-      }
+      if (const size_t end = buffer_.find('\n'); end != std::string::npos) return Take(end);
       if (at_end_ || !WaitForInput()) return std::nullopt;
       Fill();
-      if (at_end_ && !buffer_.empty()) return std::exchange(buffer_, {});
+      if (at_end_ && !buffer_.empty()) return Take(buffer_.size());
     }
   }
   bool interrupted() const { return interrupted_; }
@@ -55,6 +52,14 @@ class LineReader {
   void Wake() const {
     const char byte = 0;
     [[maybe_unused]] const ssize_t written = write(pipe_[1], &byte, 1);
+  }
+
+  // The line that ends at `end`, out of the buffer.
+  std::string Take(size_t end) {
+    std::string line = buffer_.substr(0, end);
+    buffer_.erase(0, end + 1);
+    if (line.ends_with('\r')) line.pop_back();
+    return line;
   }
 
   // False after a signal.
@@ -84,11 +89,18 @@ class Chat {
  public:
   explicit Chat(const RunFlags& flags) : flags_(flags) {}
 
-  // Returns the code of the last turn that was refused, or success.
+  // Returns the code of the last turn that was refused, or success. The card is written also where the conversation
+  // failed: with what there is of it.
   Result<int> Run() {
     QKV_RETURN_IF_ERROR(Prepare());
-    QKV_RETURN_IF_ERROR(Converse());
-    if (!flags_.output.empty()) QKV_RETURN_IF_ERROR(Save());
+    Status conversation = Converse();
+    const bool save = !flags_.output.empty() && (conversation.ok() || !session_->tokens().empty());
+    const Status saved = save ? Save() : Status();
+    if (!conversation.ok()) {
+      if (!saved.ok()) ReportError(saved);
+      return conversation;
+    }
+    QKV_RETURN_IF_ERROR(saved);
     return exit_code_;
   }
 
@@ -191,11 +203,12 @@ class Chat {
     const InterruptScope interrupt([this] { session_->Cancel(); });
     const Status status = Read(prompt);
     session_->ResetCancel();
-    if (status.code() == StatusCode::kCancelled) {
-      PrintNote("stopped; the turn was taken back\n");
-      return TakeBack(before, prompt.cached);
+    if (!status.ok()) {
+      const bool stopped = status.code() == StatusCode::kCancelled;
+      if (stopped) PrintNote("stopped; the turn was taken back\n");
+      const Status back = TakeBack(before, prompt.cached);
+      return stopped ? back : status;
     }
-    QKV_RETURN_IF_ERROR(status);
     NoteTurn(prompt);
     return Answer();
   }
@@ -218,14 +231,22 @@ class Chat {
   Status Answer() {
     const auto start = static_cast<uint32_t>(session_->tokens().size());
     open_turn_ = true;
-    QKV_ASSIGN_OR_RETURN(const Generation answer, PrintAnswer(flags_.generate, session_.get()));
-    session_->ResetCancel();
-    // The session holds what was printed, for the next turn; a full context keeps what fits.
-    Status rest = DecodeRest(answer, session_.get());
-    if (!rest.ok() && rest.code() != StatusCode::kOutOfRange) return rest;
+    Status status = Speak();
     if (const auto end = static_cast<uint32_t>(session_->tokens().size()); end > start) {
       segments_.push_back({kGeneratedRole, flags_.agent, "", start, end - start});
     }
+    return status;
+  }
+
+  // The session holds what was printed, for the next turn; a full context keeps what fits, and so does an interrupt
+  // that came too late to stop anything but the last token.
+  Status Speak() {
+    QKV_ASSIGN_OR_RETURN(const Generation answer, PrintAnswer(flags_.generate, session_.get()));
+    session_->ResetCancel();
+    Status rest = DecodeRest(answer, session_.get());
+    session_->ResetCancel();
+    const bool fits = rest.code() == StatusCode::kOutOfRange || rest.code() == StatusCode::kCancelled;
+    if (!rest.ok() && !fits) return rest;
     if (answer.stop != StopReason::kContext) return {};
     return {StatusCode::kOutOfRange,
             fmt::format("the context of {} tokens is full: the answer was cut; leave and start again with a larger -c",
@@ -250,6 +271,10 @@ class Chat {
     if (session_->tokens().empty()) {
       return {StatusCode::kInvalidArgument, "nothing was said, so no card was written"};
     }
+    // After a failure there may be fewer tokens than the turns had.
+    const auto tokens = static_cast<uint32_t>(session_->tokens().size());
+    while (!segments_.empty() && segments_.back().first_token >= tokens) segments_.pop_back();
+    if (!segments_.empty()) segments_.back().tokens = tokens - segments_.back().first_token;
     return WriteCard(flags_, *session_, segments_);
   }
 

@@ -141,6 +141,9 @@ class Runner {
     const Status rest = DecodeRest(report_.generation, session_.get());
     if (rest.code() == StatusCode::kOutOfRange) {
       PrintNote("the context is full: the card holds all but the last token\n");
+    } else if (rest.code() == StatusCode::kCancelled) {
+      PrintNote("interrupted: the card holds all but the last token\n");
+      report_.generation.stop = StopReason::kCancelled;
     } else {
       QKV_RETURN_IF_ERROR(rest);
     }
