@@ -190,11 +190,10 @@ class CardReader {
     QKV_RETURN_IF_ERROR(ReadValues(SectionType::kLayers, 30, "layers", layers_, &entries));
     for (size_t i = 0; i < entries.size(); ++i) {
       const LayerEntry& entry = entries[i];
-      const auto bad_dim = [](uint32_t dim) { return dim == 0 || dim % 8 != 0 || dim > kMaxHeadDim; };
       if (entry.kv_heads == 0 || entry.kv_heads > kMaxKvHeads) {
         return Corrupt(31, fmt::format("layer {} has {} KV heads", i, entry.kv_heads));
       }
-      if (bad_dim(entry.key_dim) || bad_dim(entry.value_dim)) {
+      if (!IsValidHeadDim(entry.key_dim) || !IsValidHeadDim(entry.value_dim)) {
         return Corrupt(32, fmt::format("layer {} has head sizes {} and {}", i, entry.key_dim, entry.value_dim));
       }
       if (entry.key_rotation_block != RotationBlock(entry.key_dim) ||
@@ -275,12 +274,12 @@ class CardReader {
       for (size_t head = 0; head < card_.shapes_[layer].kv_heads; ++head) {
         const Half* mean = &profile[card_.profile_offset_[layer] + head * 2 * dim];
         const Half* scale = mean + dim;
-        const auto good_scale = [](Half h) { return IsFiniteHalf(h) && HalfToFloat(h) > 0; };
         if (!std::all_of(mean, mean + dim, IsFiniteHalf)) {
           return Corrupt(71, fmt::format("a mean of layer {} is not finite", layer));
         }
-        if (!std::all_of(scale, scale + dim, good_scale)) {
-          return Corrupt(72, fmt::format("a scale of layer {} is not positive and finite", layer));
+        if (!std::all_of(scale, scale + dim, IsValidChannelScale)) {
+          return Corrupt(72,
+                         fmt::format("a scale of layer {} is not finite, or below {}", layer, kSmallestChannelScale));
         }
       }
     }
@@ -300,7 +299,8 @@ class CardReader {
       if (entry.token >= geometry_.first_token + geometry_.tokens) {
         return Corrupt(76, fmt::format("an anchor at token {}, past the end", entry.token));
       }
-      if (!(entry.weight > 0 && entry.weight <= 1)) return Corrupt(77, "an anchor's weight is not in (0, 1]");
+      const bool is_share = entry.weight > 0 && entry.weight <= 1;  // no NaN
+      if (!is_share) return Corrupt(77, "an anchor's weight is not in (0, 1]");
       card_.anchors_.push_back({entry.token, entry.weight});
     }
     return {};

@@ -280,6 +280,7 @@ std::vector<std::pair<int, Break>> SectionCases() {
       {71, Set(SectionType::kProfile, 2 * (64 + 7), Half{0xFC00})},
       {72, Set(SectionType::kProfile, 2 * 16, kNan)},
       {72, Set(SectionType::kProfile, 2 * 17, Half{0})},
+      {72, Set(SectionType::kProfile, 2 * 17, Half{0x068D})},  // just below 1e-4
       {72, Set(SectionType::kProfile, 2 * (64 + 15), Half{0x8001})},
       {73, Resize(SectionType::kProfile, -160)},
       {73,

@@ -31,8 +31,7 @@ Buffer BytesOf(const std::vector<T>& values) {
 Buffer TextBytes(const std::string& text) { return {text.begin(), text.end()}; }
 
 Status CheckShape(const LayerShape& shape, size_t layer) {
-  const auto bad_dim = [](uint32_t dim) { return dim == 0 || dim % 8 != 0 || dim > kMaxHeadDim; };
-  if (shape.kv_heads == 0 || shape.kv_heads > kMaxKvHeads || bad_dim(shape.key_dim) || bad_dim(shape.value_dim)) {
+  if (!IsValidShape(shape)) {
     return {StatusCode::kUnsupported,
             fmt::format("layer {} has {} KV heads of sizes {} and {}; sizes must be multiples of 8 up to {}", layer,
                         shape.kv_heads, shape.key_dim, shape.value_dim, kMaxHeadDim)};
@@ -43,15 +42,11 @@ Status CheckShape(const LayerShape& shape, size_t layer) {
 bool ProfilesFit(const KvView& kv, const KeyProfiles& profiles) {
   if (profiles.empty()) return true;
   if (profiles.size() != kv.layers.size()) return false;
-  const auto positive = [](Half h) { return IsFiniteHalf(h) && HalfToFloat(h) > 0; };
   for (size_t i = 0; i < profiles.size(); ++i) {
     const LayerShape& shape = kv.layers[i].shape;
     if (profiles[i].size() != shape.kv_heads) return false;
-    for (const ChannelProfile& profile : profiles[i]) {
-      if (profile.mean.size() != shape.key_dim || profile.scale.size() != shape.key_dim) return false;
-      if (!std::all_of(profile.mean.begin(), profile.mean.end(), IsFiniteHalf)) return false;
-      if (!std::all_of(profile.scale.begin(), profile.scale.end(), positive)) return false;
-    }
+    const auto fits = [&](const ChannelProfile& profile) { return IsValidProfile(profile, shape.key_dim); };
+    if (!std::all_of(profiles[i].begin(), profiles[i].end(), fits)) return false;
   }
   return true;
 }
@@ -77,7 +72,8 @@ Status CheckContext(const KvView& kv, const KeyProfiles& profiles, const CardCon
   for (size_t i = 0; i < content.anchors.size(); ++i) {
     const Anchor& anchor = content.anchors[i];
     const bool ascends = i == 0 || anchor.token > content.anchors[i - 1].token;
-    if (!ascends || anchor.token >= content.first_token + kv.tokens || !(anchor.weight > 0 && anchor.weight <= 1)) {
+    const bool is_share = anchor.weight > 0 && anchor.weight <= 1;  // no NaN
+    if (!ascends || !is_share || anchor.token >= content.first_token + kv.tokens) {
       return invalid(fmt::format("anchor {} is out of order or out of range", i));
     }
   }

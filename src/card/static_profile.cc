@@ -10,7 +10,6 @@
 
 #include "base/file.h"
 #include "card/format.h"
-#include "quant/kernels.h"
 
 namespace qkvshare {
 namespace {
@@ -51,23 +50,8 @@ bool AllZero(std::span<const uint8_t> bytes) {
   return std::all_of(bytes.begin(), bytes.end(), [](uint8_t b) { return b == 0; });
 }
 
-bool IsGoodShape(const LayerShape& shape) {
-  const auto good = [](uint32_t dim) { return dim > 0 && dim % 8 == 0 && dim <= kMaxHeadDim; };
-  return shape.kv_heads > 0 && shape.kv_heads <= card_format::kMaxKvHeads && good(shape.key_dim) &&
-         good(shape.value_dim);
-}
-
 bool IsGoodAdjustment(LayerAdjustment adjustment) {
   return std::max(std::abs(adjustment.keys), std::abs(adjustment.values)) <= kMaxAdjustment;
-}
-
-bool IsGoodMean(Half h) { return IsFiniteHalf(h); }
-bool IsGoodScale(Half h) { return IsFiniteHalf(h) && HalfToFloat(h) > 0; }
-
-bool IsGoodProfile(const ChannelProfile& profile, size_t dim) {
-  return profile.mean.size() == dim && profile.scale.size() == dim &&
-         std::all_of(profile.mean.begin(), profile.mean.end(), IsGoodMean) &&
-         std::all_of(profile.scale.begin(), profile.scale.end(), IsGoodScale);
 }
 
 uint64_t Checksum(ByteSpan file) {
@@ -100,7 +84,7 @@ Status ReadLayers(uint32_t count, ByteReader* reader, StaticProfile* profile) {
     Layer layer{};
     (void)reader->Get(&layer);
     const LayerShape shape = {layer.kv_heads, layer.key_dim, layer.value_dim};
-    if (!IsGoodShape(shape)) return Corrupt(10, fmt::format("layer {} has an impossible shape", i));
+    if (!IsValidShape(shape)) return Corrupt(10, fmt::format("layer {} has an impossible shape", i));
     const LayerAdjustment adjustment = {layer.key_adjustment, layer.value_adjustment};
     if (!IsGoodAdjustment(adjustment)) return Corrupt(11, fmt::format("layer {} is adjusted too far", i));
     if (!AllZero(layer.reserved)) return Corrupt(8, "reserved bytes are not zero");
@@ -121,7 +105,7 @@ Status ReadChannels(ByteReader* reader, StaticProfile* profile) {
       channels.scale.resize(shape.key_dim);
       for (Half& h : channels.mean) (void)reader->Get(&h);
       for (Half& h : channels.scale) (void)reader->Get(&h);
-      if (!IsGoodProfile(channels, shape.key_dim)) return Corrupt(13, "a mean or scale is out of range");
+      if (!IsValidProfile(channels, shape.key_dim)) return Corrupt(13, "a mean or scale is out of range");
     }
   }
   return reader->remaining() == 0 ? Status() : Corrupt(12, fmt::format("{} bytes too many", reader->remaining()));
@@ -136,11 +120,11 @@ Status CheckParts(const StaticProfile& profile) {
   }
   for (size_t i = 0; i < layers; ++i) {
     const LayerShape& shape = profile.shapes[i];
-    if (!IsGoodShape(shape) || !IsGoodAdjustment(profile.layers[i]) || profile.keys[i].size() != shape.kv_heads) {
+    if (!IsValidShape(shape) || !IsGoodAdjustment(profile.layers[i]) || profile.keys[i].size() != shape.kv_heads) {
       return invalid();
     }
     for (const ChannelProfile& channels : profile.keys[i]) {
-      if (!IsGoodProfile(channels, shape.key_dim)) return invalid();
+      if (!IsValidProfile(channels, shape.key_dim)) return invalid();
     }
   }
   return {};

@@ -100,6 +100,7 @@ TEST(StaticProfileTest, EveryRuleFires) {
        }},
       {13, set(160, Half{0x7E00})},
       {13, set(160 + 32, Half{0})},
+      {13, set(160 + 32, Half{0x068D})},
       {13, set(160 + 32, Half{0x7C00})},
   };
   for (const auto& [rule, change] : cases) {

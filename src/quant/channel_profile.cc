@@ -7,11 +7,12 @@
 
 namespace qkvshare {
 
+bool IsValidChannelScale(Half scale) { return IsFiniteHalf(scale) && HalfToFloat(scale) >= kSmallestChannelScale; }
+
 bool IsValidProfile(const ChannelProfile& profile, size_t dim) {
-  const auto is_scale = [](Half h) { return IsFiniteHalf(h) && HalfToFloat(h) >= kSmallestChannelScale; };
   return profile.mean.size() == dim && profile.scale.size() == dim &&
          std::all_of(profile.mean.begin(), profile.mean.end(), IsFiniteHalf) &&
-         std::all_of(profile.scale.begin(), profile.scale.end(), is_scale);
+         std::all_of(profile.scale.begin(), profile.scale.end(), IsValidChannelScale);
 }
 
 void KeyStatistics::Add(const HeadRows& keys, size_t first) {

@@ -23,6 +23,9 @@ struct ChannelProfile {
   bool empty() const { return mean.empty(); }
 };
 
+// Finite and at least kSmallestChannelScale, as FP16 has it.
+bool IsValidChannelScale(Half scale);
+
 // Of `dim` channels, means finite, scales finite and at least kSmallestChannelScale. An empty profile is not one of
 // `dim` channels.
 bool IsValidProfile(const ChannelProfile& profile, size_t dim);
