@@ -140,7 +140,7 @@ TEST_F(CardFileTest, AFolderThatMayNotBeWrittenKeepsTheOldCard) {
   ASSERT_TRUE(packed_.Write(path_).ok());
   const PackedCard other = Packed(2);
   constexpr uid_t kNobody = 65534;
-  std::filesystem::permissions(folder_, std::filesystem::perms{0555});
+  ASSERT_EQ(chmod(folder_.c_str(), 0555), 0);
   const int status = InChild([&] {
     if (geteuid() == 0 && (setgid(kNobody) != 0 || setuid(kNobody) != 0)) _exit(kNotPermitted);
     _exit(RefusedAsIo(other.Write(path_)));

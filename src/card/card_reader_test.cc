@@ -14,7 +14,6 @@ namespace qkvshare {
 namespace {
 
 using namespace card_format;  // NOLINT(google-build-using-namespace)
-using card_test::Content;
 using card_test::MixedPlan;
 using card_test::Parts;
 using card_test::Patch;

@@ -1,8 +1,8 @@
 #include "card/static_profile.h"
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <functional>
 
