@@ -108,7 +108,8 @@ std::string PlanRequest::Description() const {
 
 Status CheckPlanRequest(const PlanRequest& request) {
   const auto invalid = [](const std::string& what) { return Status(StatusCode::kInvalidArgument, what); };
-  if (!(request.alpha >= 0 && request.alpha <= 1)) return invalid(fmt::format("alpha is {}: 0 to 1", request.alpha));
+  const bool is_share = request.alpha >= 0 && request.alpha <= 1;  // no NaN
+  if (!is_share) return invalid(fmt::format("alpha is {}: 0 to 1", request.alpha));
   if (request.control_of != Policy::kLocal && request.control_of != Policy::kTopology) {
     return invalid(fmt::format("there is no control of {}; choose local or topology", PolicyName(request.control_of)));
   }
