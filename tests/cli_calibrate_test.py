@@ -50,6 +50,7 @@ class CalibrateTest(CliTest):
         self.fail_with(USAGE, *calibrate, "-f", path("short.txt"), says="are too few")
         self.fail_with(MISSING, *calibrate, "-f", path("missing.txt"), says="missing.txt")
         self.fail_with(USAGE, *calibrate, "-n", "10", says="10")
+        self.fail_with(USAGE, *calibrate, "-f", path("doc4.card"), says="not UTF-8")
         self.fail_with(USAGE, "calibrate", "-m", path("a.gguf"), says="--output")
         # Nothing but a profile is written over.
         self.fail_with(USAGE, "calibrate", "-t", "1", "-m", path("a.gguf"), "-o", path("doc.txt"), says="doc.txt")

@@ -4,10 +4,22 @@
 import json
 import os
 
-from cli_support import DOCUMENT, QUESTION, CliTest, folder, main, path, setUpModule
+from cli_support import DOCUMENT, QUESTION, USAGE, CliTest, folder, main, path, setUpModule
 
 
 class PackTest(CliTest):
+    def test_outputs_overwrite_nothing_else(self):
+        pack = ["pack", "-p", DOCUMENT, "-o"]
+        self.fail_with(USAGE, *pack, path("o.card"), "--state-output", path("doc.txt"), says="not a state of llama.cpp")
+        self.fail_with(USAGE, *pack, path("o.card"), "--state-output", path("doc4.card"), says="not a state")
+        self.fail_with(USAGE, *pack, path("o.card"), "--state-output", f"{folder}/./o.card", says="the same file")
+        self.fail_with(USAGE, *pack, "-", says="- is not one")
+
+    def test_numbers_are_whole_and_in_range(self):
+        for flag in ("--protect-last", "--policy-seed", "--max-bytes"):
+            for value in ("-1", "", "1.5", "abc", "99999999999999999999999"):
+                self.fail_with(USAGE, "pack", "-p", DOCUMENT, "-o", path("o.card"), f"{flag}={value}", says=flag)
+
     def test_text_from_everywhere_gives_the_same_card(self):
         sources = {"p": ["-p", DOCUMENT], "f": ["-f", path("doc.txt")], "dash": ["-f", "-"], "stdin": []}
         tokens = self.report("info", path("doc4.card"))["tokens"]

@@ -1,12 +1,26 @@
 #!/usr/bin/env python3
 """qkvshare run: prompts, cards, generated text and the cards of it."""
 
+import os
 import shutil
+import subprocess
 
-from cli_support import DOCUMENT, QUESTION, USAGE, CliTest, main, path, setUpModule, write_model
+from cli_support import (DOCUMENT, MISSING, QUESTION, USAGE, CliTest, environment, folder, main, path, setUpModule,
+                         words_of, write_model)
 
 
 class RunTest(CliTest):
+    def test_flags_of_the_card_to_write_need_one(self):
+        for flags in (["--bits", "5"], ["--agent", "B"]):
+            self.fail_with(USAGE, "run", "-p", "x", "-n", "1", *flags, says="--output")
+
+    def test_a_chat_says_where_its_input_cannot_be_read(self):
+        source = os.open(folder, os.O_RDONLY)  # a folder cannot be read
+        done = subprocess.run(words_of(["run", "-i"]), stdin=source, env=environment, capture_output=True, check=False)
+        os.close(source)
+        self.assertEqual(done.returncode, MISSING, done.stderr)
+        self.assertIn(b"cannot read standard input", done.stderr)
+
     def setUp(self):
         self.tokens = self.report("info", path("doc16.card"))["tokens"]
 

@@ -60,6 +60,10 @@ int main(int argc, char** argv) {
   const std::string model = argv[1];
   const std::string card = argv[4];
   std::ifstream file(argv[2]);
+  if (!file) {
+    std::cerr << "error: cannot read " << argv[2] << '\n';
+    return 1;
+  }
   const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   qkv::Status status = AgentA(model, text, card);
   if (status.ok()) status = AgentB(model, card, argv[3]);

@@ -7,7 +7,6 @@
 #include "runtime/prompt.h"
 
 namespace api = qkvshare::api;
-using qkvshare::Result;
 using qkvshare::Status;
 
 namespace {

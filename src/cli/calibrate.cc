@@ -9,6 +9,7 @@
 #include "cli/options.h"
 #include "cli/terminal.h"
 #include "runtime/calibrate.h"
+#include "runtime/prompt.h"
 
 namespace qkvshare::cli {
 namespace {
@@ -31,6 +32,7 @@ Status RunCalibrate(const CalibrateFlags& flags) {
   CalibrateOptions options = flags.options;
   for (const std::string& file : flags.files) {
     QKV_ASSIGN_OR_RETURN(std::string text, ReadText(file, kMaxTextBytes));
+    if (const Status status = CheckUtf8(text); !status.ok()) return {status.code(), file + ": " + status.message()};
     options.texts.push_back(std::move(text));
   }
   QKV_ASSIGN_OR_RETURN(const std::unique_ptr<Model> model, flags.model.Load());

@@ -8,6 +8,7 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <cstring>
 #include <memory>
 #include <optional>
 
@@ -47,6 +48,8 @@ class LineReader {
     }
   }
   bool interrupted() const { return interrupted_; }
+  // Why the input ended, where not for its end.
+  const Status& problem() const { return problem_; }
 
  private:
   void Wake() const {
@@ -75,6 +78,7 @@ class LineReader {
     std::array<char, 1 << 12> bytes;
     const ssize_t n = read(STDIN_FILENO, bytes.data(), bytes.size());
     if (n < 0 && errno == EINTR) return;
+    if (n < 0) problem_ = {StatusCode::kIo, std::string("cannot read standard input: ") + std::strerror(errno)};
     at_end_ = n <= 0;
     if (n > 0) buffer_.append(bytes.data(), static_cast<size_t>(n));
   }
@@ -83,6 +87,7 @@ class LineReader {
   std::string buffer_;
   bool at_end_ = false;
   bool interrupted_ = false;
+  Status problem_;
 };
 
 class Chat {
@@ -159,7 +164,7 @@ class Chat {
     }
     if (terminal && !line) PrintNote("\n");
     if (leave || reader.interrupted() || TerminationRequested()) exit_code_ = kInterrupted;
-    return {};
+    return reader.problem();
   }
 
   // -p or -f, if given.

@@ -146,7 +146,7 @@ Command AddEval(CLI::App* app) {
       ->type_name("QUESTION FILE")
       ->expected(2);
   handoff->add_option("-n,--predict", flags->request.predict, "Tokens of an answer at most")
-      ->check(CLI::NonNegativeNumber)
+      ->check(Count(0))
       ->capture_default_str();
   handoff->add_option("--repeats", flags->request.repeats, "Runs of each way but re-prefill; the median counts")
       ->capture_default_str();

@@ -1,5 +1,7 @@
 // qkvshare: hands an agent's context to the next one.
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -82,6 +84,8 @@ int Main(int argc, char** argv) {
 }  // namespace qkvshare::cli
 
 int main(int argc, char** argv) {
+  // A closed standard stream must not become a file that is opened later.
+  for (int fd = open("/dev/null", O_RDWR); fd >= 0 && fd <= STDERR_FILENO;) fd = open("/dev/null", O_RDWR);
   try {
     return qkvshare::cli::Main(argc, argv);
   } catch (const std::exception& error) {

@@ -6,6 +6,8 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
+#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <system_error>
@@ -54,6 +56,7 @@ void AddCacheType(CLI::App* app, const std::string& name, const std::string& des
 }
 
 Status CheckWritable(const std::string& path) {
+  if (path == "-") return {StatusCode::kInvalidArgument, "an output is a file: - is not one; give it a name"};
   const std::filesystem::path parent = std::filesystem::path(path).parent_path();
   const std::string folder = parent.empty() ? "." : parent.string();
   if (access(folder.c_str(), W_OK | X_OK) == 0) return CheckReplaceable(path);
@@ -73,6 +76,17 @@ CLI::Validator Finite(double low, double high) {
     double value = 0;
     const bool good = CLI::detail::lexical_cast(text, value) && value >= low && value <= high;
     return good ? std::string() : fmt::format("{} is not a number from {} to {}", text, low, high);
+  };
+  return {check, ""};
+}
+
+CLI::Validator Count(uint64_t low, uint64_t high) {
+  const auto check = [low, high](std::string& text) {
+    uint64_t value = 0;
+    const char* end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data(), end, value);
+    const bool good = error == std::errc() && stop == end && value >= low && value <= high;
+    return good ? std::string() : fmt::format("'{}' is not a whole number from {} to {}", text, low, high);
   };
   return {check, ""};
 }
@@ -147,7 +161,7 @@ Status CheckKind(const std::string& path, const std::string& magic, const std::s
   const Result<MappedFile> there = MappedFile::Open(path);
   if (!there || there->bytes().empty()) return {};
   const ByteSpan bytes = there->bytes();
-  if (bytes.size() >= magic.size() && std::equal(magic.begin(), magic.end(), bytes.begin())) return {};
+  if (bytes.size() >= magic.size() && std::memcmp(bytes.data(), magic.data(), magic.size()) == 0) return {};
   return {StatusCode::kInvalidArgument,
           fmt::format("{} is there and is not {}; remove it or choose another name", path, what)};
 }

@@ -1,6 +1,7 @@
 // Flags that several commands share, and what they stand for.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -21,6 +22,8 @@ namespace qkvshare::cli {
 CLI::Validator NotEmpty();
 // A number in [low, high], and no NaN.
 CLI::Validator Finite(double low, double high);
+// A whole number in [low, high], in decimal digits.
+CLI::Validator Count(uint64_t low, uint64_t high = UINT64_MAX);
 
 // -m, -ngl, -c, -t, -ub, --rope-freq-base, --rope-freq-scale, -ctk, -ctv, -fa.
 struct ModelFlags {

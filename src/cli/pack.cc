@@ -1,6 +1,8 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <atomic>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -46,7 +48,9 @@ Status CheckCacheFlags(const PackFlags& flags, Policy policy) {
   return {};
 }
 
-// No output is an input, nor the other output.
+const std::string kStateMagic = "\xD8\x3C\x14\xAF";  // of a sequence's state
+
+// No output is an input, nor the other output, nor overwrites anything else.
 Status CheckOutputs(const PackFlags& flags) {
   const std::vector<std::string> inputs = flags.policy.InputFiles();
   QKV_RETURN_IF_ERROR(CheckCardTarget(flags.output, flags.model, flags.prompt));
@@ -54,7 +58,10 @@ Status CheckOutputs(const PackFlags& flags) {
   if (flags.state_output.empty()) return {};
   QKV_RETURN_IF_ERROR(CheckTarget(flags.state_output, flags.model, flags.prompt));
   QKV_RETURN_IF_ERROR(CheckTarget(flags.state_output, inputs));
-  if (flags.state_output != flags.output) return {};
+  QKV_RETURN_IF_ERROR(CheckKind(flags.state_output, kStateMagic, "a state of llama.cpp"));
+  std::error_code error;
+  const auto place = [&](const std::string& path) { return std::filesystem::weakly_canonical(path, error); };
+  if (place(flags.state_output) != place(flags.output)) return {};
   return {StatusCode::kInvalidArgument, "-o and --state-output name the same file"};
 }
 
@@ -103,8 +110,12 @@ Status PackPrompt(const PackFlags& flags, PackResult* result) {
   if (options.profile != nullptr) {
     QKV_RETURN_IF_ERROR(CheckProfileFits(*options.profile, session->identity(), session->state_layout().shapes));
   }
+  // Until all is written: a file is there whole or not at all.
+  std::atomic<bool> interrupted{false};
+  const InterruptScope interrupt([&] { interrupted = true; });
   QKV_RETURN_IF_ERROR(PrefillPrompt(tokens, session.get(), &options, result));
   QKV_ASSIGN_OR_RETURN(const PackedCard card, PackSession(*session, options, &result->times));
+  if (interrupted) return {StatusCode::kCancelled, "interrupted; nothing was written"};
   Stopwatch watch;
   QKV_RETURN_IF_ERROR(card.Write(flags.output));
   result->write_us = watch.LapUs();

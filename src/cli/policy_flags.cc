@@ -51,9 +51,11 @@ void PolicyFlags::AddTo(CLI::App* app) {
       ->capture_default_str();
   app->add_option("--bits", bits, "Average bits of a key or value channel, 2 to 16 (16: exact)")->capture_default_str();
   app->add_option("--max-bytes", max_bytes, "Bytes of the card at most, instead of --bits")
-      ->check(CLI::PositiveNumber)
+      ->check(Count(1))
       ->excludes("--bits");
-  app->add_option("--protect-last", protect_last, "Last tokens that stay exact")->capture_default_str();
+  app->add_option("--protect-last", protect_last, "Last tokens that stay exact")
+      ->check(Count(0, UINT32_MAX))
+      ->capture_default_str();
   app->add_option("--levels", levels, "Levels to choose from, as K4V2,K4V4,exact (default: all)")->check(NotEmpty());
   app->add_option("--layer-bits", layer_bits,
                   "Layers that get wider or narrower codes than the levels say, in steps of 2, 4, 8, 16 bits: "
@@ -77,6 +79,7 @@ void PolicyFlags::AddTo(CLI::App* app) {
   app->add_option("--control-of", control_of, "random, inverted: the policy whose levels they rearrange")
       ->default_str(PolicyName(PackOptions().control_of));
   app->add_option("--policy-seed", seed, "random: seed of the shuffle")
+      ->check(Count(0))
       ->default_str(std::to_string(PackOptions().policy_seed));
 }
 

@@ -265,10 +265,14 @@ Command AddRun(CLI::App* app) {
   app->add_option("-o,--output", flags->output,
                   "Without --card: write a card of prompt and generated text (after Ctrl-C or SIGTERM too)")
       ->check(NotEmpty());
-  app->add_option("--bits", flags->bits, "Of that card: average bits, 2 to 16")->capture_default_str();
-  app->add_option("--agent", flags->agent, "The sender's name, kept in that card")->capture_default_str();
+  app->add_option("--bits", flags->bits, "Of that card: average bits, 2 to 16")
+      ->needs("--output")
+      ->capture_default_str();
+  app->add_option("--agent", flags->agent, "The sender's name, kept in that card")
+      ->needs("--output")
+      ->capture_default_str();
   app->add_option("-n,--predict", flags->generate.predict, "Tokens to generate at most")
-      ->check(CLI::NonNegativeNumber)
+      ->check(Count(0))
       ->capture_default_str();
   app->add_option("--temp", flags->generate.sampling.temp, "Temperature (0: greedy)")
       ->check(Finite(-1e6, 1e6))

@@ -1,11 +1,14 @@
 #include "runtime/model.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <filesystem>
 #include <new>
+#include <system_error>
 
 #include "chat.h"
 #include "llama.h"
@@ -36,6 +39,9 @@ Result<std::unique_ptr<Model>> Model::Load(const std::string& path, const ModelO
   if (!std::filesystem::is_regular_file(path, error)) {
     return Status(StatusCode::kNotFound,
                   "no model file at " + path + "; see `qkvshare models list` for models by name");
+  }
+  if (access(path.c_str(), R_OK) != 0) {
+    return Status(StatusCode::kIo, fmt::format("cannot read {}: {}", path, std::generic_category().message(errno)));
   }
   llama_model_params params = llama_model_default_params();
   params.n_gpu_layers = options.gpu_layers;
