@@ -42,16 +42,17 @@ extern "C" {
 /* Never renumbered; the same as qkvshare::StatusCode. */
 typedef enum qkv_status {
   QKV_OK = 0,
-  QKV_INVALID_ARGUMENT = 1, /* the caller's input is wrong */
-  QKV_NOT_FOUND = 2,        /* a file or an entry does not exist */
-  QKV_IO = 3,               /* reading or writing failed: disk full, permission */
-  QKV_CORRUPT = 4,          /* a checksum, digest or format rule does not hold */
-  QKV_MISMATCH = 5,         /* a valid card that does not fit this model or session */
-  QKV_UNSUPPORTED = 6,      /* valid, but this version or this model cannot do it */
-  QKV_OUT_OF_RANGE = 7,     /* too long, too large: the message gives needed and available; out of memory */
-  QKV_CANCELLED = 8,        /* the caller asked to stop */
-  QKV_NON_FINITE = 9,       /* NaN or Inf where a number is needed */
-  QKV_INTERNAL = 10         /* a bug here or in a library below */
+  QKV_INVALID_ARGUMENT = 1,       /* the caller's input is wrong */
+  QKV_NOT_FOUND = 2,              /* a file or an entry does not exist */
+  QKV_IO = 3,                     /* reading or writing failed: disk full, permission */
+  QKV_CORRUPT = 4,                /* a checksum, digest or format rule does not hold */
+  QKV_MISMATCH = 5,               /* a valid card that does not fit this model or session */
+  QKV_UNSUPPORTED = 6,            /* valid, but this version or this model cannot do it */
+  QKV_OUT_OF_RANGE = 7,           /* too long, too large: the message gives needed and available; out of memory */
+  QKV_CANCELLED = 8,              /* the caller asked to stop */
+  QKV_NON_FINITE = 9,             /* NaN or Inf where a number is needed */
+  QKV_INTERNAL = 10,              /* a bug here or in a library below */
+  QKV_STATUS_LARGEST = 0x7FFFFFFF /* none: makes any number a value of the type, as in the enums below */
 } qkv_status;
 
 #define QKV_ERROR_MESSAGE_BYTES 1024
@@ -327,8 +328,8 @@ typedef struct qkv_layer_shape {
 QKV_API qkv_status qkv_card_get_layer_shape(const qkv_card* card, size_t layer, qkv_layer_shape* shape,
                                             qkv_error* error);
 
-typedef enum qkv_side { QKV_KEYS = 0, QKV_VALUES = 1 } qkv_side;
-typedef enum qkv_dtype { QKV_F16 = 0, QKV_F32 = 1 } qkv_dtype;
+typedef enum qkv_side { QKV_KEYS = 0, QKV_VALUES = 1, QKV_SIDE_LARGEST = 0x7FFFFFFF } qkv_side;
+typedef enum qkv_dtype { QKV_F16 = 0, QKV_F32 = 1, QKV_DTYPE_LARGEST = 0x7FFFFFFF } qkv_dtype;
 
 /* Code bits of each token's keys or values in one layer, 16 being exact: bits [bit_count], which must be the number of
  * tokens. */

@@ -316,7 +316,7 @@ class Session {
   class BoundPackOptions {
    public:
     explicit BoundPackOptions(const PackOptions& options)
-        : bound_(options), messages_(detail::Messages(options.conversation)) {
+        : bound_(static_cast<const qkv_pack_options&>(options)), messages_(detail::Messages(options.conversation)) {
       for (const Reader& reader : options.receivers) {
         readers_.push_back(
             {reader.agent.c_str(), reader.distance, reader.role.empty() ? nullptr : reader.role.c_str()});
@@ -326,6 +326,7 @@ class Session {
       Put(readers_, &bound_.readers, &bound_.reader_count);
       Put(cards_, &bound_.anchor_cards, &bound_.anchor_card_count);
     }
+    ~BoundPackOptions() = default;
     BoundPackOptions(const BoundPackOptions&) = delete;
     BoundPackOptions& operator=(const BoundPackOptions&) = delete;
     const qkv_pack_options* get() const { return &bound_; }

@@ -8,7 +8,6 @@
 #include "runtime/sender.h"
 
 namespace api = qkvshare::api;
-using qkvshare::Result;
 using qkvshare::Session;
 using qkvshare::Status;
 using qkvshare::StatusCode;

@@ -209,7 +209,7 @@ Status DecodeLayer(const StateLayout& layout, size_t layer, Side side, const uin
     rows = by_token.data();
   }
   out->resize(tokens * values);
-  const Status status = DecodeRows(format, rows, tokens, values, out->data());
+  Status status = DecodeRows(format, rows, tokens, values, out->data());
   if (status.ok()) return status;
   return {status.code(),
           fmt::format("{} of layer {}, {}", side == Side::kKeys ? "keys" : "values", layer, status.message())};
