@@ -52,7 +52,7 @@ typedef enum qkv_status {
   QKV_CANCELLED = 8,              /* the caller asked to stop */
   QKV_NON_FINITE = 9,             /* NaN or Inf where a number is needed */
   QKV_INTERNAL = 10,              /* a bug here or in a library below */
-  QKV_STATUS_LARGEST = 0x7FFFFFFF /* none: makes any number a value of the type, as in the enums below */
+  QKV_STATUS_LARGEST = 0x7FFFFFFF /* none: makes any number from 0 on a value of the type, as in the enums below */
 } qkv_status;
 
 #define QKV_ERROR_MESSAGE_BYTES 1024

@@ -47,16 +47,16 @@ class LineReader {
       if (at_end_ && !buffer_.empty()) return Take(buffer_.size());
     }
   }
+  // From a signal handler: Next ends, or the next one does.
+  void Wake() const {
+    const char byte = 0;
+    [[maybe_unused]] const ssize_t written = write(pipe_[1], &byte, 1);
+  }
   bool interrupted() const { return interrupted_; }
   // Why the input ended, where not for its end.
   const Status& problem() const { return problem_; }
 
  private:
-  void Wake() const {
-    const char byte = 0;
-    [[maybe_unused]] const ssize_t written = write(pipe_[1], &byte, 1);
-  }
-
   // The line that ends at `end`, out of the buffer.
   std::string Take(size_t end) {
     std::string line = buffer_.substr(0, end);
@@ -146,8 +146,11 @@ class Chat {
     const bool terminal = isatty(STDIN_FILENO) == 1;
     if (terminal) PrintNote("Ctrl-C stops an answer; Ctrl-D or /exit leaves.\n");
     std::atomic<bool> leave{false};  // a signal between two turns
-    const InterruptScope between([&] { leave = true; });
     LineReader reader;
+    const InterruptScope between([&] {
+      leave = true;
+      reader.Wake();  // it may be about to wait
+    });
     QKV_ASSIGN_OR_RETURN(std::optional<std::string> line, FirstTurn());
     for (bool first = line.has_value(); !leave; first = false) {
       if (!first) {

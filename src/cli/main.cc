@@ -85,7 +85,9 @@ int Main(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   // A closed standard stream must not become a file that is opened later.
-  for (int fd = open("/dev/null", O_RDWR); fd >= 0 && fd <= STDERR_FILENO;) fd = open("/dev/null", O_RDWR);
+  int fd = open("/dev/null", O_RDWR);
+  while (fd >= 0 && fd <= STDERR_FILENO) fd = open("/dev/null", O_RDWR);
+  if (fd >= 0) close(fd);
   try {
     return qkvshare::cli::Main(argc, argv);
   } catch (const std::exception& error) {
