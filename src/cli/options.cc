@@ -46,9 +46,9 @@ Result<std::vector<ChatMessage>> ParseMessages(const std::string& text) {
 }
 
 void AddCacheType(CLI::App* app, const std::string& name, const std::string& description, CacheType* type) {
-  const auto set = [name, type](const std::string& text) {
+  const auto set = [type](const std::string& text) {
     const Result<CacheType> parsed = CacheTypeFromName(text);
-    if (!parsed) throw CLI::ValidationError(name, parsed.status().message());
+    if (!parsed) throw CLI::ValidationError(parsed.status().message());
     *type = *parsed;
   };
   app->add_option_function<std::string>(name, set, description + " (f16, bf16, q8_0, q4_0)")
