@@ -68,7 +68,7 @@ struct SectionEntry {
 static_assert(sizeof(SectionEntry) == 64);
 
 // Static mean and scale, Hadamard rotation, one bfloat16 scale a row. (1 had FP16 scales, in an earlier draft.)
-inline constexpr uint8_t kRowCodec = 2;
+inline constexpr uint8_t kRowCodec = 3;
 
 struct Geometry {
   uint32_t tokens;

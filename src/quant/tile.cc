@@ -33,7 +33,8 @@ struct RowPlaces {
         stride(bytes * tokens) {}
 };
 
-// Any row, code by code. Both of these define the layout; what follows does the same for most rows, faster.
+// A row, code by code: keys, and values of a partial tile. Both of these define the layout; what follows does the same
+// for most rows, faster.
 void PackRow(const uint8_t* codes, const RowPlaces& places, size_t dim, int bits, uint8_t* first) {
   size_t c = 0;
   for (size_t run = 0; run < places.runs; ++run) {
@@ -107,38 +108,116 @@ void UnpackFourKeys(const uint8_t* tile, size_t dim, size_t stride, uint8_t* cod
   }
 }
 
-// ---- Values: 16 bytes of a row at once ----
+// ---- Values of a full tile: four tokens of 16 channels at once ----
 
-// dim: multiple of 128 / kBits.
+using Rows = std::array<Bytes, 4>;  // 16 channels of four tokens
+
+// Four bytes a channel, one a token.
+Rows Interleaved(const Rows& v) {
+  const auto low = [](Bytes a, Bytes b) {
+    return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  };
+  const auto high = [](Bytes a, Bytes b) {
+    return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+  };
+  const Bytes even_low = low(v[0], v[2]);
+  const Bytes even_high = high(v[0], v[2]);
+  const Bytes odd_low = low(v[1], v[3]);
+  const Bytes odd_high = high(v[1], v[3]);
+  return {low(even_low, odd_low), high(even_low, odd_low), low(even_high, odd_high), high(even_high, odd_high)};
+}
+
+// The inverse.
+Rows Deinterleaved(const Rows& v) {
+  const auto even = [](Bytes a, Bytes b) {
+    return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  };
+  const auto odd = [](Bytes a, Bytes b) {
+    return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+  };
+  const Bytes even_low = even(v[0], v[1]);
+  const Bytes even_high = even(v[2], v[3]);
+  const Bytes odd_low = odd(v[0], v[1]);
+  const Bytes odd_high = odd(v[2], v[3]);
+  return {even(even_low, even_high), even(odd_low, odd_high), odd(even_low, even_high), odd(odd_low, odd_high)};
+}
+
+Rows LoadRows(const uint8_t* in, size_t stride) {
+  return {Load<Bytes>(in), Load<Bytes>(in + stride), Load<Bytes>(in + 2 * stride), Load<Bytes>(in + 3 * stride)};
+}
+
+void StoreRows(const Rows& v, uint8_t* out, size_t stride) {
+  for (size_t i = 0; i < v.size(); ++i) Store(v[i], out + i * stride);
+}
+
+// Channel by channel, from channel c on: this defines the layout.
 template <int kBits>
-void PackValues(const uint8_t* codes, size_t dim, uint8_t* out) {
-  const size_t n = dim * kBits / 8;
-  for (size_t j = 0; j < n; j += 16) {
-    auto packed = Load<Bytes>(codes + j);
-    for (size_t i = 1; i < 8 / kBits; ++i) packed |= Load<Bytes>(codes + i * n + j) << static_cast<uint8_t>(i * kBits);
-    Store(packed, out + j);
+void PackChannels(const uint8_t* codes, size_t c, size_t dim, uint8_t* group) {
+  for (; c < dim; ++c) {
+    for (size_t j = 0; j < 4; ++j) {
+      int byte = 0;
+      for (size_t i = 0; i < 8 / kBits; ++i) byte |= codes[(4 * i + j) * dim + c] << (i * kBits);
+      group[c * 4 + j] = static_cast<uint8_t>(byte);
+    }
   }
 }
 
 template <int kBits>
-void UnpackValues(const uint8_t* in, size_t dim, uint8_t* codes) {
+void UnpackChannels(const uint8_t* group, size_t c, size_t dim, uint8_t* codes) {
+  constexpr int kCode = (1 << kBits) - 1;
+  for (; c < dim; ++c) {
+    for (size_t t = 0; t < 32 / kBits; ++t) {
+      codes[t * dim + c] = static_cast<uint8_t>(group[c * 4 + t % 4] >> (t / 4 * kBits) & kCode);
+    }
+  }
+}
+
+template <int kBits>
+void PackValueTile(const uint8_t* codes, size_t dim, uint8_t* tile) {
+  constexpr size_t kGroup = 32 / kBits;
+  for (size_t t = 0; t < kTileTokens; t += kGroup, tile += dim * 4) {
+    const uint8_t* rows = codes + t * dim;
+    size_t c = 0;
+    for (; c + 16 <= dim; c += 16) {
+      Rows packed = Interleaved(LoadRows(rows + c, dim));
+      for (size_t i = 1; i < 8 / kBits; ++i) {
+        const Rows next = Interleaved(LoadRows(rows + 4 * i * dim + c, dim));
+        for (size_t j = 0; j < 4; ++j) packed[j] |= next[j] << static_cast<uint8_t>(i * kBits);
+      }
+      StoreRows(packed, tile + c * 4, 16);
+    }
+    PackChannels<kBits>(rows, c, dim, tile);
+  }
+}
+
+template <int kBits>
+void UnpackValueTile(const uint8_t* tile, size_t dim, uint8_t* codes) {
+  constexpr size_t kGroup = 32 / kBits;
   constexpr auto kCode = static_cast<uint8_t>((1 << kBits) - 1);
-  const size_t n = dim * kBits / 8;
-  for (size_t j = 0; j < n; j += 16) {
-    const auto packed = Load<Bytes>(in + j);
-    for (size_t i = 0; i < 8 / kBits; ++i)
-      Store<Bytes>(packed >> static_cast<uint8_t>(i * kBits) & kCode, codes + i * n + j);
+  for (size_t t = 0; t < kTileTokens; t += kGroup, tile += dim * 4) {
+    uint8_t* rows = codes + t * dim;
+    size_t c = 0;
+    for (; c + 16 <= dim; c += 16) {
+      const Rows packed = LoadRows(tile + c * 4, 16);
+      for (size_t i = 0; i < 8 / kBits; ++i) {
+        Rows four;
+        for (size_t j = 0; j < 4; ++j) four[j] = packed[j] >> static_cast<uint8_t>(i * kBits) & kCode;
+        StoreRows(Deinterleaved(four), rows + 4 * i * dim + c, dim);
+      }
+    }
+    UnpackChannels<kBits>(tile, c, dim, rows);
   }
 }
 
 // Both return the number of rows that they did; the others are done code by code.
 template <int kBits>
 size_t PackRows(Side side, const uint8_t* codes, size_t tokens, size_t dim, const RowPlaces& places, uint8_t* tile) {
-  if (dim % (side == Side::kKeys ? 16 : 128 / kBits) != 0) return 0;
-  if (side == Side::kValues) {
-    for (size_t t = 0; t < tokens; ++t) PackValues<kBits>(codes + t * dim, dim, tile + t * places.bytes);
+  if (side == Side::kValues && tokens == kTileTokens) {
+    PackValueTile<kBits>(codes, dim, tile);
+    std::fill(tile + tokens * dim * kBits / 8, tile + TileBytes(tokens, dim, kBits), uint8_t{0});
     return tokens;
   }
+  if (side == Side::kValues || dim % 16 != 0) return 0;
   const size_t fours = tokens / 4 * 4;
   for (size_t t = 0; t < fours; t += 4) PackFourKeys<kBits>(codes + t * dim, dim, places.stride, tile + t * 4);
   return fours;
@@ -146,11 +225,11 @@ size_t PackRows(Side side, const uint8_t* codes, size_t tokens, size_t dim, cons
 
 template <int kBits>
 size_t UnpackRows(Side side, const uint8_t* tile, size_t tokens, size_t dim, const RowPlaces& places, uint8_t* codes) {
-  if (dim % (side == Side::kKeys ? 16 : 128 / kBits) != 0) return 0;
-  if (side == Side::kValues) {
-    for (size_t t = 0; t < tokens; ++t) UnpackValues<kBits>(tile + t * places.bytes, dim, codes + t * dim);
+  if (side == Side::kValues && tokens == kTileTokens) {
+    UnpackValueTile<kBits>(tile, dim, codes);
     return tokens;
   }
+  if (side == Side::kValues || dim % 16 != 0) return 0;
   const size_t fours = tokens / 4 * 4;
   for (size_t t = 0; t < fours; t += 4) UnpackFourKeys<kBits>(tile + t * 4, dim, places.stride, codes + t * dim);
   return fours;

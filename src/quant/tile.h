@@ -1,11 +1,17 @@
 // Tiles: how the codes of up to 16 tokens of one KV head lie in memory (docs/card_format.md, "Tiles").
 //
-// Codes of b bits: a byte holds 8 / b of them, of channels that lie far enough apart for a load to unpack to whole
-// steps. Keys: groups of 32 / b channels; in a group each token has 4 bytes. Byte j has, from its low bits up, channels
-// j, 4 + j, 8 + j and so on of the group. A 64-byte load so covers all 16 tokens of a full tile. Values: a row of n =
-// dim * b / 8 bytes a token. Byte j has, from its low bits up, channels j, n + j, 2 * n + j and so on. At 2 bits rows
-// of both sides are padded to a multiple of 16 channels, so that groups are whole: with zeros, unread. A partial tile
-// has the same shape with its number of tokens in place of 16: no token is padded.
+// Codes of b bits: a byte holds 8 / b of them, which a load unpacks to whole steps of a dot product: four channels of a
+// key, or four tokens of a channel of values.
+//
+// Keys: groups of 32 / b channels; in a group each token has 4 bytes. Byte j has, from its low bits up, channels j,
+// 4 + j, 8 + j and so on of the group. A 64-byte load so covers all 16 tokens of a full tile. Values of a full tile:
+// the same with tokens and channels in each other's place: groups of 32 / b tokens, in a group each channel has 4
+// bytes. At 2 bits rows of both sides are padded to a multiple of 16 channels, so that groups are whole: with zeros,
+// unread.
+//
+// No token of a partial tile is padded. Its keys have the same shape with its number of tokens in place of 16, its
+// values lie row by row, n = dim * b / 8 bytes each: byte j has, from its low bits up, channels j, n + j, 2 * n + j and
+// so on.
 #pragma once
 
 #include <cstddef>

@@ -21,6 +21,10 @@ Place Find(Side side, size_t bits, size_t tokens, size_t dim, size_t token, size
     const size_t group = 4 * in_byte;
     return {(channel / group * tokens + token) * 4 + channel % 4, channel % group / 4 * bits};
   }
+  if (tokens == kTileTokens) {
+    const size_t group = 4 * in_byte;
+    return {(token / group * dim + channel) * 4 + token % 4, token % group / 4 * bits};
+  }
   const size_t row = (bits == 2 ? (dim + 15) / 16 * 16 : dim) / in_byte;
   return {token * row + channel % row, channel / row * bits};
 }
@@ -78,6 +82,23 @@ TEST(TileTest, GoldenBytes) {
   PackTile(Side::kValues, codes.data(), 1, 16, 4, values.data());
   EXPECT_EQ(keys, (Codes{0x40, 0x51, 0x62, 0x73, 0xC8, 0xD9, 0xEA, 0xFB}));
   EXPECT_EQ(values, (Codes{0x80, 0x91, 0xA2, 0xB3, 0xC4, 0xD5, 0xE6, 0xF7}));
+}
+
+// Values of a full tile of 8 channels: token t has code t in every channel.
+TEST(TileTest, GoldenBytesOfAFullTileOfValues) {
+  Codes codes;
+  for (size_t t = 0; t < kTileTokens; ++t) codes.insert(codes.end(), 8, static_cast<uint8_t>(t));
+  const auto first_channel = [&](int bits, size_t groups) {
+    Codes tile(TileBytes(kTileTokens, 8, bits));
+    PackTile(Side::kValues, codes.data(), kTileTokens, 8, bits, tile.data());
+    Codes out;
+    for (size_t group = 0; group < groups; ++group) out.insert(out.end(), &tile[group * 32], &tile[group * 32] + 4);
+    return out;
+  };
+  EXPECT_EQ(first_channel(8, 4), (Codes{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}));
+  EXPECT_EQ(first_channel(4, 2), (Codes{0x40, 0x51, 0x62, 0x73, 0xC8, 0xD9, 0xEA, 0xFB}));
+  for (uint8_t& code : codes) code &= 3;
+  EXPECT_EQ(first_channel(2, 1), (Codes{0x00, 0x55, 0xAA, 0xFF}));
 }
 
 }  // namespace
