@@ -1,0 +1,7 @@
+#include "attend/attend_simd.h"
+
+namespace qkvshare {
+
+std::vector<const AttendKernels*> SimdAttendKernels() { return {}; }
+
+}  // namespace qkvshare
