@@ -1,0 +1,172 @@
+#include "attend/attention.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "attend/attention_test_util.h"
+
+namespace qkvshare {
+namespace {
+
+// Against attention in doubles over the rows that a restore of the same card would give (docs/attention.md, "What
+// rounding costs"): FP16 cards, and packed ones, whose queries have 8 bits.
+constexpr double kExactError = 1e-3;
+constexpr double kPackedError = 2e-2;
+
+std::vector<uint32_t> AllTokens(uint32_t tokens) {
+  std::vector<uint32_t> all(tokens);
+  std::iota(all.begin(), all.end(), 0u);
+  return all;
+}
+
+std::vector<uint8_t> RandomLevels(size_t tokens, size_t levels, std::mt19937* random) {
+  std::vector<uint8_t> level(tokens);
+  for (uint8_t& x : level) x = static_cast<uint8_t>((*random)() % levels);
+  return level;
+}
+
+// Tokens after one card, each attending to it and to some own cells.
+TestCall MakeCall(const AttentionShape& shape, const TestCard& card, std::mt19937* random) {
+  TestCall call;
+  call.shape = shape;
+  call.cards = {&card};
+  call.sources = {{&card.card, 0, AllTokens(shape.tokens)}, {nullptr, 0, AllTokens(shape.tokens)}};
+  for (uint32_t i = 0; i < shape.tokens; ++i) call.positions.push_back(static_cast<int32_t>(card.positions.size() + i));
+  call.mask.assign(size_t{shape.tokens} * shape.cells, Half{0xFC00});
+  for (uint32_t i = 0; i < shape.tokens; ++i) {
+    for (uint32_t j = 0; j <= std::min(i, shape.cells - 1); ++j) call.mask[i * shape.cells + j] = 0;
+  }
+  call.Finish(random);
+  return call;
+}
+
+struct Case {
+  const char* name;
+  AttentionShape shape;
+  std::vector<Level> levels;
+  size_t card_tokens;
+};
+
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+
+class AttentionTest : public ::testing::TestWithParam<Case> {
+ protected:
+  static double Bound() {
+    const auto exact = [](Level level) { return level == kExactLevel; };
+    return std::all_of(GetParam().levels.begin(), GetParam().levels.end(), exact) ? kExactError : kPackedError;
+  }
+};
+
+TEST_P(AttentionTest, IsThatOverRestoredRows) {
+  std::mt19937 random(7);
+  const Case& c = GetParam();
+  const auto card = MakeTestCard(c.shape, c.levels, RandomLevels(c.card_tokens, c.levels.size(), &random), &random);
+  TestCall call = MakeCall(c.shape, *card, &random);
+  std::vector<float> sinks(c.shape.heads, 0.5f);
+  for (const bool with_extras : {false, true}) {
+    if (with_extras) {
+      call.node.softcap = 2.0f;
+      call.node.window = static_cast<uint32_t>(c.card_tokens / 2 + 3);
+      call.node.sinks = sinks.data();
+    }
+    const Rows expected = call.Reference();
+    for (const AttendKernels* kernels : AvailableAttendKernels()) {
+      const Rows out = call.Run(*kernels, 1);
+      EXPECT_LT(WorstRowError(out, expected, c.shape.value_dim), Bound()) << kernels->name << " extras " << with_extras;
+      for (const int threads : {2, 3, 8}) EXPECT_EQ(call.Run(*kernels, threads), out) << kernels->name << threads;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, AttentionTest,
+    ::testing::Values(Case{"mha_fp16", {3, 4, 4, 64, 64, 32}, {kExactLevel}, 300},
+                      Case{"gqa_4", {1, 14, 2, 64, 64, 32}, {{4, 4}}, 5000},
+                      Case{"gqa_4_exact", {5, 14, 2, 64, 64, 300}, {{4, 4}, kExactLevel}, 700},
+                      Case{"mqa_8", {2, 8, 1, 256, 256, 32}, {{8, 8}}, 333},
+                      Case{
+                          "mixed", {9, 6, 2, 128, 128, 32}, {{2, 2}, {4, 2}, {4, 4}, {8, 4}, {8, 8}, kExactLevel}, 900},
+                      Case{"odd_pairs", {2, 4, 2, 64, 64, 32}, {{16, 4}, {2, 16}, {8, 2}}, 500},
+                      Case{"head_72", {2, 4, 2, 72, 72, 32}, {{4, 4}, {2, 2}, {8, 8}}, 200},
+                      Case{"head_80_96", {2, 4, 2, 80, 96, 32}, {{4, 4}, {2, 2}, kExactLevel}, 200},
+                      Case{"head_192_128", {2, 4, 2, 192, 128, 32}, {{4, 2}, kExactLevel}, 100},
+                      Case{"many_rows", {130, 9, 3, 64, 64, 256}, {{4, 4}, {8, 8}}, 600},
+                      Case{"one_token", {1, 4, 4, 64, 64, 32}, {{4, 4}}, 1}),
+    [](const auto& test) { return std::string(test.param.name); });
+
+// Three sequences in one decode call: over two cards, over one, over none. Each row is as if it had been alone.
+TEST(AttentionSourcesTest, EachTokenSeesItsOwnSourcesAlone) {
+  std::mt19937 random(8);
+  const AttentionShape shape{4, 6, 2, 64, 64, 48};
+  const auto first = MakeTestCard(shape, {{4, 4}}, std::vector<uint8_t>(100), &random);
+  const auto second = MakeTestCard(shape, {{8, 8}, kExactLevel}, RandomLevels(3000, 2, &random), &random);
+  TestCall call;
+  call.shape = shape;
+  call.cards = {first.get(), second.get()};
+  call.sources = {{&first->card, 0, {0, 2}}, {&second->card, 100, {0, 1}}, {nullptr, 0, {0, 1, 2, 3}}};
+  call.positions = {3100, 3100, 100, 0};
+  call.Finish(&random);
+  call.node.rotate = [](size_t source, float* q) {
+    ASSERT_EQ(source, 1u);
+    std::swap(q[0], q[1]);  // any orthogonal transform will do
+  };
+  const Rows expected = call.Reference();
+  for (const AttendKernels* kernels : AvailableAttendKernels()) {
+    EXPECT_LT(WorstRowError(call.Run(*kernels, 2), expected, shape.value_dim), kPackedError) << kernels->name;
+  }
+}
+
+// What a token sees of a window of which nothing is in the card, and a token that sees nothing at all.
+TEST(AttentionSourcesTest, NothingVisibleGivesZerosAndNoNan) {
+  std::mt19937 random(9);
+  const AttentionShape shape{2, 4, 2, 64, 64, 16};
+  const auto card = MakeTestCard(shape, {{4, 4}}, std::vector<uint8_t>(50), &random);
+  TestCall call = MakeCall(shape, *card, &random);
+  call.positions = {1000, 1001};
+  call.node.window = 8;
+  std::fill_n(call.mask.begin() + 16, 16, Half{0xFC00});
+  const Rows expected = call.Reference();
+  EXPECT_EQ(expected.back(), 0.0f);
+  for (const AttendKernels* kernels : AvailableAttendKernels()) {
+    EXPECT_LT(WorstRowError(call.Run(*kernels, 2), expected, shape.value_dim), kExactError) << kernels->name;
+  }
+}
+
+TEST(PackedCardTest, BlocksHoldEachTokenOnce) {
+  const std::vector<uint32_t> sizes = {600, 0, 5, 16, 1000};
+  uint32_t place = 0;
+  for (const TokenBlock& block : MakeTokenBlocks(sizes)) {
+    EXPECT_EQ(block.place, place);
+    EXPECT_LE(block.tokens, kMaxBlockTokens);
+    EXPECT_EQ(block.tail, block.tokens % kTileTokens != 0);
+    place += block.tokens;
+  }
+  EXPECT_EQ(place, 1621u);
+}
+
+TEST(PackedCardTest, RowsOutOfRangeAreRefused) {
+  std::mt19937 random(10);
+  const AttentionShape shape{1, 2, 2, 64, 64, 16};
+  auto card = MakeTestCard(shape, {{4, 4}, kExactLevel}, RandomLevels(40, 2, &random), &random);
+  PackedLayer& layer = card->card.layers[0];
+  EXPECT_TRUE(CheckRows(layer).ok());
+  const BlockLayout& layout = layer.keys;
+  auto* block = const_cast<uint8_t*>(layer.key_blocks[1]);
+  const auto breaks = [&](size_t offset) {
+    const std::vector<uint8_t> before(block + offset, block + offset + 2);
+    block[offset] = 0x00;
+    block[offset + 1] = 0x7C;  // infinity of a half, and a step of 2^121
+    const Status status = CheckRows(layer);
+    std::copy(before.begin(), before.end(), block + offset);
+    return status.code() == StatusCode::kCorrupt && status.message().find("keys of KV head 1") != std::string::npos;
+  };
+  EXPECT_TRUE(breaks(layout.scales_offset));
+  EXPECT_TRUE(breaks(layout.runs[1].full_offset));
+  EXPECT_TRUE(breaks(layout.runs[1].tail_offset));
+  EXPECT_TRUE(CheckRows(layer).ok());
+}
+
+}  // namespace
+}  // namespace qkvshare
