@@ -15,6 +15,12 @@ namespace {
 
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
+// Places of the block before it belong to tokens that the source shows.
+size_t VisibleEnd(const AttentionSource& source, const TokenBlock& block) {
+  const int32_t* positions = source.card->positions.data() + block.place;
+  return static_cast<size_t>(std::lower_bound(positions, positions + block.tokens, source.end) - positions);
+}
+
 bool IsPacked(const BlockLayout& layout) {
   return std::any_of(layout.runs.begin(), layout.runs.end(), [](const auto& run) { return run.bits < 16; });
 }
@@ -193,7 +199,7 @@ void AttentionWorker::Attend(const AttentionPlan::Item& item) {
   std::fill_n(rows.sum, rows.count, 0.0f);
   std::fill_n(rows.packed_values, rows.count * shape_.value_dim, 0.0f);
   std::fill_n(rows.exact_values, rows.count * shape_.value_dim, 0.0f);
-  const PackedCard* card = plan_.sources_[plan_.units_[item.unit].source].card;
+  const AttentionCard* card = plan_.sources_[plan_.units_[item.unit].source].card;
   if (card != nullptr) {
     for (uint32_t i = item.begin; i < item.end; ++i) AttendBlock(item, card->blocks[i], rows);
     return;
@@ -266,7 +272,9 @@ void AttentionWorker::Softmax(size_t tokens, size_t end, bool windowed, bool mas
 
 void AttentionWorker::AttendBlock(const AttentionPlan::Item& item, const TokenBlock& block, const Rows& rows) {
   const AttentionPlan::Unit& unit = plan_.units_[item.unit];
+  const size_t end = VisibleEnd(plan_.sources_[unit.source], block);
   const bool windowed = node_.window > 0;
+  if (end == 0) return;
   if (windowed && !FindFirstVisible(unit, block)) return;
   const PackedLayer& layer = plan_.sources_[unit.source].card->layers[node_.layer];
   const size_t tiles = (block.tokens + kTileTokens - 1) / kTileTokens;
@@ -285,7 +293,7 @@ void AttentionWorker::AttendBlock(const AttentionPlan::Item& item, const TokenBl
     const auto [codes, scales] = Tiles(Side::kKeys, layer.keys, key_block, block);
     attend_.key_dots(codes, keys.bits, tiles, shape_.key_dim, scales, rows.packed, rows.count, scores, kMaxBlockTokens);
   }
-  Softmax(block.tokens, block.tokens, windowed, false, rows);
+  Softmax(block.tokens, end, windowed, false, rows);
 
   const BlockLayout::Run& values = layer.values.runs[block.level];
   const uint8_t* value_block = layer.value_blocks[item.kv_head];

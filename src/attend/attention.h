@@ -9,16 +9,17 @@
 #include <vector>
 
 #include "attend/attend_kernels.h"
-#include "attend/packed_card.h"
+#include "attend/attention_card.h"
 #include "quant/kernels.h"
 
 namespace qkvshare {
 
 // Where tokens of a decode call attend to.
 struct AttentionSource {
-  const PackedCard* card = nullptr;  // null: the receiver's own cache
-  int32_t shift = 0;                 // added to the card's positions
-  std::vector<uint32_t> tokens;      // those of the decode call that see it, ascending
+  const AttentionCard* card = nullptr;  // null: the receiver's own cache
+  int32_t shift = 0;                    // added to the card's positions
+  int32_t end = INT32_MAX;              // tokens of the card at this position of its own and on are not seen
+  std::vector<uint32_t> tokens;         // those of the decode call that see it, ascending
 };
 
 // The same for every layer of a decode call that has these sizes.

@@ -58,7 +58,7 @@ void AttentionPlan::AddItems(Item item, uint32_t range_tokens) {
     items_.push_back(item);
     partial_rows_ += static_cast<size_t>(units_[item.unit].tokens) * shape_.group();
   };
-  const PackedCard* card = sources_[units_[item.unit].source].card;
+  const AttentionCard* card = sources_[units_[item.unit].source].card;
   if (card == nullptr) {
     for (uint32_t cell = 0; cell < shape_.cells;) {
       const uint32_t end = shape_.cells - cell <= range_tokens ? shape_.cells : cell + range_tokens;

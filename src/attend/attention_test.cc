@@ -32,7 +32,7 @@ TestCall MakeCall(const AttentionShape& shape, const TestCard& card, std::mt1993
   TestCall call;
   call.shape = shape;
   call.cards = {&card};
-  call.sources = {{&card.card, 0, AllTokens(shape.tokens)}, {nullptr, 0, AllTokens(shape.tokens)}};
+  call.sources = {{&card.card, 0, INT32_MAX, AllTokens(shape.tokens)}, {nullptr, 0, 0, AllTokens(shape.tokens)}};
   for (uint32_t i = 0; i < shape.tokens; ++i) call.positions.push_back(static_cast<int32_t>(card.positions.size() + i));
   call.mask.assign(size_t{shape.tokens} * shape.cells, Half{0xFC00});
   for (uint32_t i = 0; i < shape.tokens; ++i) {
@@ -105,7 +105,8 @@ TEST(AttentionSourcesTest, EachTokenSeesItsOwnSourcesAlone) {
   TestCall call;
   call.shape = shape;
   call.cards = {first.get(), second.get()};
-  call.sources = {{&first->card, 0, {0, 2}}, {&second->card, 100, {0, 1}}, {nullptr, 0, {0, 1, 2, 3}}};
+  call.sources = {
+      {&first->card, 0, INT32_MAX, {0, 2}}, {&second->card, 100, 2500, {0, 1}}, {nullptr, 0, 0, {0, 1, 2, 3}}};
   call.positions = {3100, 3100, 100, 0};
   call.Finish(&random);
   call.node.rotate = [](size_t source, float* q) {
@@ -134,7 +135,7 @@ TEST(AttentionSourcesTest, NothingVisibleGivesZerosAndNoNan) {
   }
 }
 
-TEST(PackedCardTest, BlocksHoldEachTokenOnce) {
+TEST(AttentionCardTest, BlocksHoldEachTokenOnce) {
   const std::vector<uint32_t> sizes = {600, 0, 5, 16, 1000};
   uint32_t place = 0;
   for (const TokenBlock& block : MakeTokenBlocks(sizes)) {
@@ -146,7 +147,7 @@ TEST(PackedCardTest, BlocksHoldEachTokenOnce) {
   EXPECT_EQ(place, 1621u);
 }
 
-TEST(PackedCardTest, RowsOutOfRangeAreRefused) {
+TEST(AttentionCardTest, RowsOutOfRangeAreRefused) {
   std::mt19937 random(10);
   const AttentionShape shape{1, 2, 2, 64, 64, 16};
   auto card = MakeTestCard(shape, {{4, 4}, kExactLevel}, RandomLevels(40, 2, &random), &random);

@@ -28,7 +28,7 @@ inline std::vector<Half> RandomHalves(size_t count, std::mt19937* random, float 
 
 // One layer of packed random rows, with what they are when restored.
 struct TestCard {
-  PackedCard card;
+  AttentionCard card;
   std::vector<std::vector<uint8_t>> blocks;
   std::vector<std::vector<Half>> keys, values;  // restored, of each KV head: [tokens, dim]
   std::vector<int32_t> positions;               // of each token
@@ -154,6 +154,7 @@ inline Rows TestCall::Reference() const {
         std::vector<float> rotated(query, query + shape.key_dim);
         if (source.shift != 0) node.rotate(s, rotated.data());
         for (size_t i = 0; source.card != nullptr && i < source.card->tokens(); ++i) {
+          if (cards[s]->positions[i] >= source.end) continue;
           if (node.window > 0 &&
               positions[token] - (cards[s]->positions[i] + source.shift) >= static_cast<int32_t>(node.window))
             continue;

@@ -1,4 +1,4 @@
-#include "attend/packed_card.h"
+#include "attend/attention_card.h"
 
 #include <fmt/format.h>
 

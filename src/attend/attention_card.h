@@ -31,7 +31,7 @@ struct TokenBlock {
   bool tail = false;  // the level's partial tile
 };
 
-struct PackedCard {
+struct AttentionCard {
   std::vector<PackedLayer> layers;
   std::vector<int32_t> positions;  // of each place, ascending within a level
   std::vector<TokenBlock> blocks;
