@@ -89,6 +89,20 @@ class SessionTest : public testing::Test {
     return RestoreCard(card, tokens, session, &times);
   }
 
+  // Attaches the first `tokens` tokens of a card; it lies where it was packed.
+  static PlacedCard Place(Card card, size_t tokens = 0, uint32_t offset = 0) {
+    PlacedCard placed;
+    placed.card = Take(AttachedCard::Make(std::make_shared<const Card>(std::move(card))));
+    placed.offset = offset;
+    placed.tokens = tokens > 0 ? static_cast<uint32_t>(tokens) : placed.card->card().tokens();
+    return placed;
+  }
+  static SessionOptions FusedOptions() {
+    SessionOptions options = SmallOptions();
+    options.fused = true;
+    return options;
+  }
+
   static void Prefill(Session* session, const std::vector<int32_t>& tokens) {
     const Status status = session->Prefill(tokens, {});
     ASSERT_TRUE(status.ok()) << status.message();

@@ -11,6 +11,7 @@
 #include "base/bytes.h"
 #include "ggml-backend.h"
 #include "ggml.h"
+#include "runtime/graph_nodes.h"
 
 namespace qkvshare {
 namespace {
@@ -25,21 +26,6 @@ enum RopeParam {
   kRopeAttnFactor = 8,
   kRopeParams = 15
 };
-
-float FloatParam(const ggml_tensor* node, int i) {
-  float x = 0;
-  std::memcpy(&x, &node->op_params[i], sizeof x);
-  return x;
-}
-
-// The layer whose cache this tensor is a view of: llama.cpp names them cache_k_l<layer> and cache_v_l<layer>. -1 where
-// it is not one.
-int CacheLayer(const ggml_tensor* tensor, Side side) {
-  const std::string_view prefix = side == Side::kKeys ? "cache_k_l" : "cache_v_l";
-  while (tensor->view_src != nullptr) tensor = tensor->view_src;
-  const std::string_view name = tensor->name;
-  return name.starts_with(prefix) ? std::atoi(tensor->name + prefix.size()) : -1;
-}
 
 // Whether x is the orthonormal Hadamard matrix: +-1/sqrt(n) by the parity of the bits that row and column share.
 bool IsHadamard(const ggml_tensor* x) {

@@ -186,6 +186,11 @@ std::string Model::Meta(const char* key) const {
   return value;
 }
 
+bool Model::rope_depends_on_context() const {
+  return Meta((architecture() + ".rope.scaling.type").c_str()) == "longrope" ||
+         !Meta((architecture() + ".rope.scaling.original_context_length").c_str()).empty();
+}
+
 std::string Model::name() const { return Meta("general.name"); }
 
 std::string Model::architecture() const { return Meta("general.architecture"); }

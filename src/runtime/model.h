@@ -56,6 +56,8 @@ class Model {
   uint32_t training_context() const;
   // Values of a head's keys or values, as the file says; layers may differ.
   uint32_t head_size(Side side) const;
+  // Whether the effective RoPE is one or another by the size of the context (LongRoPE).
+  bool rope_depends_on_context() const;
   std::string name() const;
   std::string architecture() const;
   // Architecture, hyper-parameters, tokenizer and weights: never the file's name.

@@ -45,7 +45,12 @@ Status Session::Decode(std::span<const int32_t> tokens, bool all_logits, int seq
   logits_sequence_ = -1;
   int32_t error = -1;
   try {
-    error = llama_decode(context_, batch.get());
+    if (fused_ == nullptr) {
+      error = llama_decode(context_, batch.get());
+    } else if (Status status = fused_->Decode(context_, batch.get(), &error); !status.ok()) {
+      SyncTokens(sequence);
+      return status;
+    }
   } catch (const std::exception& e) {
     SyncTokens(sequence);
     return {StatusCode::kInternal, fmt::format("llama.cpp failed to decode: {}", e.what())};
@@ -67,8 +72,8 @@ void Session::SyncTokens(int sequence) {
   std::vector<int32_t>& held = tokens_[static_cast<size_t>(sequence)];
   Remove(sequence, held.size());
   const llama_pos last = llama_memory_seq_pos_max(llama_get_memory(context_), sequence);
-  const size_t rows = last < 0 ? 0 : static_cast<size_t>(last) + 1;
-  held.resize(std::min(held.size(), rows));
+  const size_t left = last < 0 ? attached(sequence) : static_cast<size_t>(last) + 1;
+  held.resize(std::min(held.size(), left));
 }
 
 // Has the sequence's keeper, if it has one, hold its tokens from `from` on.
@@ -98,17 +103,23 @@ Status Session::CheckTokens(std::span<const int32_t> tokens) const {
   return {StatusCode::kInvalidArgument, "a token id is not in the model's vocabulary"};
 }
 
-size_t Session::OthersTokens(int sequence) const {
-  const size_t all = std::accumulate(tokens_.begin(), tokens_.end(), size_t{0},
-                                     [](size_t sum, const auto& tokens) { return sum + tokens.size(); });
-  return all - tokens(sequence).size();
+// Rows that the cache holds for the other sequences.
+size_t Session::OthersRows(int sequence) const {
+  size_t all = 0;
+  for (int i = 0; i < options_.sequences; ++i) all += i == sequence ? 0 : rows(i);
+  return all;
 }
 
 Status Session::CheckRoom(size_t tokens, int sequence) const {
   QKV_RETURN_IF_ERROR(CheckSequence(sequence));
+  return CheckRoomBesides(tokens, attached(sequence), sequence);
+}
+
+Status Session::CheckRoomBesides(size_t tokens, size_t attached, int sequence) const {
   // Any cell will do, so what counts is their number.
-  const size_t others = OthersTokens(sequence);
-  const size_t available = context() - std::min<size_t>(others, context());
+  const size_t others = OthersRows(sequence);
+  const size_t cells = cells_ - std::min<size_t>(others, cells_);
+  const size_t available = std::min<size_t>(context(), cells + attached);
   if (tokens <= available) return {};
   return {StatusCode::kOutOfRange,
           fmt::format("the context is too short: {} tokens needed, {} available{}; use a larger -c", tokens, available,
@@ -185,12 +196,13 @@ Result<std::vector<uint8_t>> Session::SaveState(int sequence) const {
   QKV_RETURN_IF_ERROR(CheckSequence(sequence));
   std::vector<std::vector<uint8_t>> states(1);
   QKV_ASSIGN_OR_RETURN(states[0], SaveRaw(sequence, 0));
-  if (tokens(sequence).empty()) return std::move(states[0]);
+  if (rows(sequence) == 0) return std::move(states[0]);
   const size_t window = layout_.window();
-  const size_t last = window > 0 ? tokens(sequence).size() - std::min(window, tokens(sequence).size()) : 0;
+  const size_t first = attached(sequence);
+  const size_t last = window > 0 ? tokens(sequence).size() - std::min(window, rows(sequence)) : first;
   const int scratch = ids_.scratch();
   llama_memory_t memory = llama_get_memory(context_);
-  for (size_t from = 0; from < last; from += window) {
+  for (size_t from = first; from < last; from += window) {
     llama_memory_seq_cp(memory, sequence, scratch, static_cast<llama_pos>(from),
                         static_cast<llama_pos>(std::min(from + window, last)));
     Result<std::vector<uint8_t>> state = SaveRaw(scratch, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
@@ -203,13 +215,16 @@ Result<std::vector<uint8_t>> Session::SaveState(int sequence) const {
 
 Result<KvState> Session::TakeKv(int sequence) const {
   QKV_RETURN_IF_ERROR(CheckSequence(sequence));
-  const std::vector<int32_t>& held = tokens(sequence);
-  if (held.empty()) return Status(StatusCode::kInvalidArgument, "the session is empty: there is nothing to take");
+  if (rows(sequence) == 0) {
+    return Status(StatusCode::kInvalidArgument, attached(sequence) == 0
+                                                    ? "the session is empty: there is nothing to take"
+                                                    : "there are no tokens after the cards: there is nothing to take");
+  }
   QKV_ASSIGN_OR_RETURN(std::vector<uint8_t> bytes, SaveState(sequence));
   QKV_ASSIGN_OR_RETURN(KvState state, KvState::Parse(std::move(bytes), layout_, threads_));
-  if (state.tokens() != held.size()) {
+  if (state.tokens() != rows(sequence)) {
     return Status(StatusCode::kInternal,
-                  fmt::format("the cache holds {} rows for {} tokens", state.tokens(), held.size()));
+                  fmt::format("the cache holds {} rows for {} tokens", state.tokens(), rows(sequence)));
   }
   return state;
 }
@@ -231,9 +246,11 @@ Status Session::RestoreState(ByteSpan bytes, std::span<const int32_t> tokens, in
 Status Session::SetState(ByteSpan state, std::span<const int32_t> tokens, int sequence) {
   QKV_RETURN_IF_ERROR(CheckTokens(tokens));
   // With room for it, llama.cpp has no reason to refuse: where it does refuse, it drops the sequence.
-  QKV_RETURN_IF_ERROR(CheckRoom(tokens.size(), sequence));
+  QKV_RETURN_IF_ERROR(CheckSequence(sequence));
+  QKV_RETURN_IF_ERROR(CheckRoomBesides(tokens.size(), 0, sequence));
   ForgetEnd(sequence);
   Remove(sequence, 0);
+  if (fused_ != nullptr) fused_->Detach(sequence);
   size_t read = 0;
   try {
     read = llama_state_seq_set_data(context_, state.data(), state.size(), sequence);
@@ -253,6 +270,7 @@ Status Session::SetState(ByteSpan state, std::span<const int32_t> tokens, int se
 Status Session::Truncate(size_t tokens, int sequence) {
   QKV_RETURN_IF_ERROR(CheckSequence(sequence));
   if (tokens >= this->tokens(sequence).size()) return {};
+  if (tokens < attached(sequence)) KeepCards(tokens, sequence);
   if (!Remove(sequence, tokens)) return {StatusCode::kInternal, "llama.cpp cannot remove tokens from the sequence"};
   tokens_[static_cast<size_t>(sequence)].resize(tokens);
   ForgetEnd(sequence);
@@ -260,7 +278,8 @@ Status Session::Truncate(size_t tokens, int sequence) {
 }
 
 void Session::Clear(int sequence) {
-  if (OthersTokens(sequence) == 0) {
+  if (fused_ != nullptr) fused_->Detach(sequence);
+  if (OthersRows(sequence) == 0) {
     llama_memory_clear(llama_get_memory(context_), /*data=*/true);
   } else {
     Remove(sequence, 0);

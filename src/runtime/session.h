@@ -13,7 +13,9 @@
 #include "card/card_info.h"
 #include "policy/attention_window.h"
 #include "qkvshare/status.h"
+#include "runtime/attached_card.h"
 #include "runtime/cache_type.h"
+#include "runtime/fused_context.h"
 #include "runtime/graph_probe.h"
 #include "runtime/kv_state.h"
 #include "runtime/model.h"
@@ -34,6 +36,10 @@ struct SessionOptions {
   bool flash_attention = true;               // -fa
   // Numbered from 0. They share the context's tokens, and know nothing of each other.
   int sequences = 1;
+  // Cards may be attached, where a self-test passes (Session::fused).
+  bool fused = false;
+  // Of `context`: tokens that attached cards will hold. No memory is set aside for them.
+  uint32_t card_tokens = 0;
 };
 
 inline constexpr int kMaxSequences = 64;
@@ -88,8 +94,8 @@ class Session {
   // restore, or after another sequence's turn).
   const float* logits(int sequence = 0) const;
 
-  // The rows of all tokens, in FP16 whatever the cache's type. kNonFinite names layer and token of a value that FP16
-  // does not hold.
+  // The rows of all tokens but those that attached cards hold, in FP16 whatever the cache's type. kNonFinite names
+  // layer and token of a value that FP16 does not hold.
   Result<KvState> TakeKv(int sequence = 0) const;
   // llama.cpp's own state of the sequence, in the cache's types. In layers with a sliding window too it has the rows of
   // all tokens, in the order of their positions.
@@ -104,6 +110,17 @@ class Session {
   // available).
   Status CheckRoom(size_t tokens, int sequence = 0) const;
 
+  // Whether cards may be attached: attention then reads them where they lie (docs/attention.md). If not, why: not asked
+  // for, a setting that rules it out, or a self-test that failed. Restoring cards works all the same.
+  const Status& fused() const { return fused_status_; }
+  // Replaces the sequence by these cards, of which the first starts at position 0 and each other where the one before
+  // ends. Nothing is decoded. All checks come before anything is changed: fused(), kMismatch, kInvalidArgument (gaps),
+  // kOutOfRange (context too short), kUnsupported (a card cannot be moved to its place).
+  Status AttachCards(std::vector<PlacedCard> cards, int sequence = 0);
+  const std::vector<PlacedCard>& cards(int sequence = 0) const;
+  // Tokens of the sequence, the first ones, that attached cards hold.
+  size_t attached(int sequence = 0) const;
+
   // Keeps the first `tokens` tokens.
   Status Truncate(size_t tokens, int sequence = 0);
   void Clear(int sequence = 0);
@@ -114,7 +131,7 @@ class Session {
 
   const std::vector<int32_t>& tokens(int sequence = 0) const { return tokens_[static_cast<size_t>(sequence)]; }
   int sequences() const { return options_.sequences; }
-  // Tokens that all sequences together may hold.
+  // Tokens that a sequence may hold, and that all sequences together may, but for those that attached cards hold.
   uint32_t context() const { return context_tokens_; }
   int threads() const { return threads_; }
   const Model& model() const { return model_; }
@@ -135,10 +152,20 @@ class Session {
   Status Probe();
   Result<GraphProbe::Description> DescribeNext();
   Status FindWindows(ByteSpan one_token_state, std::vector<LayerFormat>* formats);
+  static bool OnNode(ggml_tensor* node, bool ask, void* self);
+  Status CheckFused();
+  Status AttachTest(const PlacedCard& card);
+  Status TestFused();
+  Result<std::shared_ptr<const AttachedCard>> PackExact() const;
+  Status CheckCards(const std::vector<PlacedCard>& cards) const;
   Result<std::vector<uint8_t>> SaveRaw(int sequence, uint32_t flags) const;
   Status CheckSequence(int sequence) const;
   Status CheckTokens(std::span<const int32_t> tokens) const;
-  size_t OthersTokens(int sequence) const;
+  size_t OthersRows(int sequence) const;
+  // CheckRoom if cards held `attached` of the tokens.
+  Status CheckRoomBesides(size_t tokens, size_t attached, int sequence) const;
+  void KeepCards(size_t tokens, int sequence);
+  size_t rows(int sequence) const { return tokens(sequence).size() - attached(sequence); }
   Status Decode(std::span<const int32_t> tokens, bool all_logits, int sequence);
   void SyncTokens(int sequence);
   void ForgetEnd(int sequence);
@@ -149,11 +176,15 @@ class Session {
   const Model& model_;
   const SessionOptions options_;
   const SequenceIds ids_;
-  GraphProbe probe_;  // before context_: the context calls it
+  // Before context_: the context calls them.
+  GraphProbe probe_;
+  std::unique_ptr<FusedContext> fused_;  // where it was asked for
+  Status fused_status_;
   llama_context* context_ = nullptr;
   int threads_ = 1;
   uint32_t batch_ = 0;
   uint32_t context_tokens_ = 0;
+  uint32_t cells_ = 0;                        // rows of the cache
   std::vector<std::vector<int32_t>> tokens_;  // of each sequence
   AttentionWindow window_;
   int window_sequence_ = 0;

@@ -17,13 +17,19 @@ uint32_t ContextOf(const Model& model, const SessionOptions& options) {
   return options.context > 0 ? options.context : model.training_context();
 }
 
+// Rows of the cache. LongRoPE takes its factors by the size of the context, so there it must be the whole one.
+uint32_t CellsOf(const Model& model, const SessionOptions& options) {
+  const uint32_t context = ContextOf(model, options);
+  return model.rope_depends_on_context() ? context : context - std::min(options.card_tokens, context);
+}
+
 llama_context_params ParamsOf(const Model& model, const SessionOptions& options, const SequenceIds& ids) {
   llama_context_params params = llama_context_default_params();
   params.n_ubatch = std::max(options.batch, 1u);
   params.n_threads = params.n_threads_batch = options.threads > 0 ? options.threads : DefaultThreads();
   params.n_seq_max = static_cast<uint32_t>(ids.count());
   // llama.cpp aborts on a context or a batch of fewer tokens than there are sequences.
-  params.n_ctx = std::max(ContextOf(model, options), params.n_seq_max);
+  params.n_ctx = std::max(CellsOf(model, options), params.n_seq_max);
   params.n_batch = std::max(params.n_ubatch, params.n_seq_max);
   params.rope_freq_base = options.rope_freq_base;
   params.rope_freq_scale = options.rope_freq_scale;
@@ -87,8 +93,12 @@ Result<std::unique_ptr<Session>> Session::Create(const Model& model, const Sessi
   std::unique_ptr<Session> session(new Session(model, options));
   TakeLastLlamaError();  // of earlier calls
   try {
+    if (options.fused) {
+      QKV_ASSIGN_OR_RETURN(session->fused_, FusedContext::Create());
+    }
     QKV_RETURN_IF_ERROR(session->MakeContext());
     QKV_RETURN_IF_ERROR(session->Probe());
+    session->fused_status_ = session->CheckFused();
   } catch (const std::exception& e) {
     return Status(StatusCode::kInternal, fmt::format("llama.cpp failed to make a context: {}", e.what()));
   }
@@ -101,8 +111,8 @@ Session::~Session() {
 
 Status Session::MakeContext() {
   llama_context_params params = ParamsOf(model_, options_, ids_);
-  params.cb_eval = GraphProbe::Callback;
-  params.cb_eval_user_data = &probe_;
+  params.cb_eval = OnNode;
+  params.cb_eval_user_data = this;
   params.abort_callback = [](void* data) {
     return static_cast<Session*>(data)->cancelled_.load(std::memory_order_relaxed);
   };
@@ -115,7 +125,9 @@ Status Session::MakeContext() {
   }
   threads_ = params.n_threads;
   // llama.cpp rounds the context up, but limits a decode call by what was asked for.
-  context_tokens_ = std::min(ContextOf(model_, options_), llama_n_ctx(context_));
+  cells_ = std::min(std::max(CellsOf(model_, options_), params.n_seq_max), llama_n_ctx(context_));
+  context_tokens_ =
+      model_.rope_depends_on_context() ? cells_ : cells_ + std::min(options_.card_tokens, ContextOf(model_, options_));
   batch_ = std::min(llama_n_batch(context_), llama_n_ubatch(context_));
   return {};
 }

@@ -1,0 +1,78 @@
+// Puts attention over cards in the place of llama.cpp's own, node by node, while its graph is computed. The graph is
+// llama.cpp's: a node is turned into a custom operation just before it runs, on ggml's own threads, and is turned back
+// when it is seen again.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "attend/attention.h"
+#include "qkvshare/status.h"
+#include "runtime/attached_card.h"
+
+struct ggml_tensor;
+
+namespace qkvshare {
+
+// One decode call: what its tokens attend to besides the context's own cache.
+struct FusedCall {
+  struct Source {
+    PlacedCard card;
+    std::vector<uint32_t> tokens;  // of the call, ascending
+  };
+  std::vector<int32_t> tokens;  // ids
+  std::vector<int32_t> positions;
+  std::vector<Source> sources;
+};
+
+// Of one llama.cpp context, whose cb_eval calls it. Used by one decode at a time.
+class FusedAttention {
+ public:
+  FusedAttention(const Kernels& kernels, const AttendKernels& attend);
+  ~FusedAttention();
+
+  // Of each layer: tokens that a query sees, itself included; 0: all. Empty: all 0.
+  void SetWindows(std::vector<uint32_t> windows) { windows_ = std::move(windows); }
+
+  // From here to End, attention goes over the call's sources; where it has none, the graph stays as it is.
+  void Begin(FusedCall call);
+  // What kept attention from going over the cards, if anything did: the call's logits are then worth nothing.
+  // kUnsupported; kInternal where llama.cpp's graph is not of this call.
+  Status End();
+
+  // cb_eval, asked: first puts the node back as llama.cpp made it, ...
+  void TurnBack(ggml_tensor* node);
+  // ... then, after all others have looked at it, has it computed here.
+  void TakeOver(ggml_tensor* node);
+
+ private:
+  using Params = std::array<int32_t, 16>;
+  // A node that was turned into ours.
+  struct Node {
+    int32_t op = 0;
+    Params params{};
+    std::unique_ptr<AttentionRun> run;  // null: refused, computes NaN
+  };
+
+  static void Compute(ggml_tensor* node, int thread, int threads, void* self);
+  Status CheckInputs(const ggml_tensor* node);
+  Status CheckNode(const ggml_tensor* node, int layer) const;
+  const AttentionPlan& PlanFor(const AttentionShape& shape);
+  std::unique_ptr<AttentionRun> MakeRun(ggml_tensor* node, int layer);
+
+  AttentionWorkspace workspace_;
+  Params custom_params_;  // of an operation that calls Compute
+  std::vector<uint32_t> windows_;
+  bool active_ = false;
+  FusedCall call_;
+  Status problem_;
+  size_t layers_seen_ = 0;
+  std::vector<std::unique_ptr<AttentionPlan>> plans_;
+  std::unordered_map<const ggml_tensor*, Node> nodes_;
+};
+
+}  // namespace qkvshare

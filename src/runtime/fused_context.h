@@ -1,0 +1,49 @@
+// A llama.cpp context whose sequences may start with cards that are attended to where they lie. The context's own cache
+// holds the tokens after them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "qkvshare/status.h"
+#include "runtime/attached_card.h"
+#include "runtime/fused_attention.h"
+
+struct llama_batch;
+struct llama_context;
+
+namespace qkvshare {
+
+// Must outlive the context that calls it. Not thread-safe; cards may be shared with contexts of other threads.
+class FusedContext {
+ public:
+  // kInvalidArgument as SelectKernels.
+  static Result<std::unique_ptr<FusedContext>> Create();
+
+  // The context's cb_eval, in two steps: others may look at the node in between, as llama.cpp made it.
+  void BeforeNode(ggml_tensor* node) { attention_.TurnBack(node); }
+  void AtNode(ggml_tensor* node) { attention_.TakeOver(node); }
+  void SetWindows(std::vector<uint32_t> windows) { attention_.SetWindows(std::move(windows)); }
+
+  // Cards of a sequence, by offset. kInvalidArgument where two overlap or one is empty, or longer than its card.
+  Status Attach(int sequence, std::vector<PlacedCard> cards);
+  void Detach(int sequence);
+  const std::vector<PlacedCard>& cards(int sequence) const;
+  // Tokens before which all cards of the sequence end.
+  uint32_t end(int sequence) const;
+
+  // llama_decode over the cards of each token's sequence. At most the context's n_ubatch tokens, each of one sequence
+  // and after its cards: else kInvalidArgument, before anything is decoded. result: llama_decode's. Errors of End:
+  // kUnsupported or kInternal; then the caller removes the call's tokens from the context.
+  Status Decode(llama_context* context, const llama_batch& batch, int32_t* result);
+
+ private:
+  FusedContext(const Kernels& kernels, const AttendKernels& attend) : attention_(kernels, attend) {}
+  Result<FusedCall> CallOf(const llama_batch& batch, uint32_t most_tokens) const;
+
+  FusedAttention attention_;
+  std::vector<std::vector<PlacedCard>> cards_;  // of each sequence
+};
+
+}  // namespace qkvshare

@@ -1,0 +1,175 @@
+// Attention over attached cards, in sessions on tiny models: against llama.cpp's own attention, and against restoring
+// the same card.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "tests/session_fixture.h"
+
+namespace qkvshare {
+namespace {
+
+// Of logits, whose standard deviation is about 3 (tests/tiny_model.h).
+constexpr double kExactError = 5e-3;
+constexpr double kPackedError = 5e-2;
+
+double RelativeError(const std::vector<float>& a, const std::vector<float>& b) {
+  double difference = 0;
+  double size = 0;
+  for (size_t i = 0; i < b.size(); ++i) {
+    difference += (double{a[i]} - double{b[i]}) * (double{a[i]} - double{b[i]});
+    size += double{b[i]} * double{b[i]};
+  }
+  return std::sqrt(difference / size);
+}
+
+struct Shape {
+  const char* name;
+  const char* architecture;
+  int heads, kv_heads, key_dim, value_dim;
+  int window = 0;
+};
+
+void PrintTo(const Shape& shape, std::ostream* out) { *out << shape.name; }
+
+class FusedShapeTest : public SessionTest, public testing::WithParamInterface<Shape> {
+ protected:
+  std::unique_ptr<Model> LoadShape() {
+    TinyModelSpec spec;
+    spec.architecture = GetParam().architecture;
+    spec.heads = GetParam().heads;
+    spec.kv_heads = GetParam().kv_heads;
+    spec.key_dim = GetParam().key_dim;
+    spec.value_dim = GetParam().value_dim;
+    spec.sliding_window = GetParam().window;
+    spec.half_matrices = false;
+    return LoadTiny(spec);
+  }
+};
+
+TEST_P(FusedShapeTest, AnExactCardGivesWhatLlamaCppGivesAndAPackedOneWhatItsRestoreGives) {
+  const auto model = LoadShape();
+  const std::vector<int32_t> prefix = SomeTokens(150);
+  const std::vector<int32_t> suffix = SomeTokens(20, 3);
+  const auto sender = MakeSession(*model);
+  Prefill(sender.get(), prefix);
+  const auto fused = MakeSession(*model, FusedOptions());
+  ASSERT_TRUE(fused->fused().ok()) << fused->fused().message();
+  for (const double bits : {16.0, 8.0, 4.0}) {
+    const auto restored = MakeSession(*model);
+    ASSERT_TRUE(Restore(PackCard(*sender, bits), prefix.size(), restored.get()).ok());
+    Prefill(restored.get(), suffix);
+    const Status status = fused->AttachCards({Place(PackCard(*sender, bits))});
+    ASSERT_TRUE(status.ok()) << status.message();
+    EXPECT_EQ(fused->tokens(), prefix);
+    Prefill(fused.get(), suffix);
+    EXPECT_LT(RelativeError(Logits(*fused), Logits(*restored)), bits == 16.0 ? kExactError : kPackedError) << bits;
+    Prefill(restored.get(), {7});
+    Prefill(fused.get(), {7});
+    EXPECT_LT(RelativeError(Logits(*fused), Logits(*restored)), bits == 16.0 ? kExactError : kPackedError) << bits;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, FusedShapeTest,
+                         testing::Values(Shape{"mha_64", "llama", 4, 4, 64, 0}, Shape{"gqa_64", "llama", 6, 2, 64, 0},
+                                         Shape{"mqa_64", "llama", 4, 1, 64, 0}, Shape{"gqa_72", "llama", 4, 2, 72, 0},
+                                         Shape{"gqa_80", "llama", 4, 2, 80, 0}, Shape{"gqa_96", "llama", 4, 2, 96, 0},
+                                         Shape{"gqa_128", "qwen2", 4, 2, 128, 0},
+                                         Shape{"gqa_256", "gemma3", 2, 1, 256, 0},
+                                         Shape{"window", "gemma3", 4, 2, 64, 0, 40},
+                                         Shape{"k_128_v_64", "plamo3", 4, 2, 128, 64, 40}),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+class FusedTest : public SessionTest {
+ protected:
+  void SetUp() override {
+    SessionTest::SetUp();
+    TinyModelSpec spec;
+    spec.half_matrices = false;
+    model_ = LoadTiny(spec);
+    sender_ = MakeSession(*model_);
+    Prefill(sender_.get(), prefix_);
+  }
+  std::vector<float> LogitsAfter(Session* session, const std::vector<int32_t>& suffix, int sequence = 0) {
+    const Status status = session->Prefill(suffix, {}, sequence);
+    EXPECT_TRUE(status.ok()) << status.message();
+    const float* logits = session->logits(sequence);
+    return {logits, logits + model_->vocab_size()};
+  }
+
+  const std::vector<int32_t> prefix_ = SomeTokens(150);
+  const std::vector<int32_t> suffix_ = SomeTokens(20, 3);
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<Session> sender_;
+};
+
+TEST_F(FusedTest, TheFirstTokensOfACardAreThoseOfThatPrefix) {
+  const auto fused = MakeSession(*model_, FusedOptions());
+  const auto restored = MakeSession(*model_);
+  ASSERT_TRUE(fused->AttachCards({Place(PackCard(*sender_, 8), 77)}).ok());
+  ASSERT_TRUE(Restore(PackCard(*sender_, 8), 77, restored.get()).ok());
+  EXPECT_EQ(fused->tokens(), restored->tokens());
+  EXPECT_LT(RelativeError(LogitsAfter(fused.get(), suffix_), LogitsAfter(restored.get(), suffix_)), kPackedError);
+}
+
+TEST_F(FusedTest, AttachDetachAttach) {
+  const auto fused = MakeSession(*model_, FusedOptions());
+  const auto plain = MakeSession(*model_);
+  const PlacedCard card = Place(PackCard(*sender_, 4));
+  const std::vector<float> without = LogitsAfter(plain.get(), suffix_);
+  ASSERT_TRUE(fused->AttachCards({card}).ok());
+  const std::vector<float> with = LogitsAfter(fused.get(), suffix_);
+  for (int i = 0; i < 3; ++i) {
+    fused->Clear();
+    EXPECT_EQ(LogitsAfter(fused.get(), suffix_), without) << "without a card, it is llama.cpp to the bit";
+    ASSERT_TRUE(fused->AttachCards({card}).ok());
+    EXPECT_EQ(LogitsAfter(fused.get(), suffix_), with);
+  }
+  EXPECT_GT(RelativeError(with, without), 0.1);
+}
+
+TEST_F(FusedTest, TheContextIsCardAndOwnTokensButOnlyThoseTakeRows) {
+  SessionOptions options = FusedOptions();
+  options.context = 200;
+  options.card_tokens = 150;
+  const auto fused = MakeSession(*model_, options);
+  EXPECT_EQ(fused->context(), 200u);
+  EXPECT_FALSE(fused->CheckRoom(60).ok());
+  ASSERT_TRUE(fused->AttachCards({Place(PackCard(*sender_, 4))}).ok());
+  EXPECT_TRUE(fused->CheckRoom(200).ok());
+  const Status status = fused->CheckRoom(201);
+  EXPECT_EQ(status.code(), StatusCode::kOutOfRange);
+  EXPECT_NE(status.message().find("201 tokens needed, 200 available"), std::string::npos) << status.message();
+  Prefill(fused.get(), SomeTokens(50, 9));
+  EXPECT_EQ(fused->Prefill(SomeTokens(1), {}).code(), StatusCode::kOutOfRange);
+}
+
+TEST_F(FusedTest, TruncatingIntoTheCardKeepsItsFirstTokens) {
+  const auto fused = MakeSession(*model_, FusedOptions());
+  ASSERT_TRUE(fused->AttachCards({Place(PackCard(*sender_, 8))}).ok());
+  Prefill(fused.get(), suffix_);
+  ASSERT_TRUE(fused->Truncate(160).ok());
+  EXPECT_EQ(fused->tokens().size(), 160u);
+  ASSERT_TRUE(fused->Truncate(77).ok());
+  EXPECT_EQ(fused->attached(), 77u);
+  const std::vector<float> after = LogitsAfter(fused.get(), suffix_);
+  ASSERT_TRUE(fused->AttachCards({Place(PackCard(*sender_, 8), 77)}).ok());
+  EXPECT_EQ(after, LogitsAfter(fused.get(), suffix_));
+}
+
+TEST_F(FusedTest, WhatRulesItOutIsSaid) {
+  SessionOptions options = FusedOptions();
+  options.cache_type_k = CacheType::kQ8_0;
+  const auto quantized = MakeSession(*model_, options);
+  EXPECT_NE(quantized->fused().message().find("f16"), std::string::npos);
+  options = FusedOptions();
+  options.flash_attention = false;
+  const auto slow = MakeSession(*model_, options);
+  EXPECT_NE(slow->fused().message().find("flash attention"), std::string::npos);
+  const Status status = slow->AttachCards({Place(PackCard(*sender_, 4))});
+  EXPECT_EQ(status.message(), slow->fused().message());
+  EXPECT_FALSE(MakeSession(*model_)->fused().ok());
+}
+
+}  // namespace
+}  // namespace qkvshare
