@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "runtime/inject.h"
 #include "tests/session_fixture.h"
 
 namespace qkvshare {
@@ -155,6 +156,78 @@ TEST_F(FusedTest, TruncatingIntoTheCardKeepsItsFirstTokens) {
   const std::vector<float> after = LogitsAfter(fused.get(), suffix_);
   ASSERT_TRUE(fused->AttachCards({Place(PackCard(*sender_, 8), 77)}).ok());
   EXPECT_EQ(after, LogitsAfter(fused.get(), suffix_));
+}
+
+// A hop's own tokens become a delta card; the next receiver takes both, fused or restored.
+TEST_F(FusedTest, DeltaCardsContinueTheCardsThatWereReceived) {
+  const auto first = std::make_shared<const Card>(PackCard(*sender_, 8));
+  const std::shared_ptr<const Card> cards[] = {first};
+  const std::vector<CardPart> parts = FirstTokens(Take(PlaceCards(cards)), 148);  // the seam took two tokens
+  const auto middle = MakeSession(*model_, FusedOptions());
+  EXPECT_EQ(Take(InjectCards(parts, InjectMode::kAuto, middle.get())).mode, InjectMode::kFused);
+  Prefill(middle.get(), suffix_);
+  const auto delta = std::make_shared<const Card>(PackCard(*middle, 8));
+  EXPECT_EQ(delta->parent(), first->content_id());
+  EXPECT_EQ(delta->first_token(), 148u);
+  EXPECT_EQ(delta->position_offset(), 148);
+  EXPECT_EQ(delta->hop(), 1u);
+  EXPECT_TRUE(std::equal(suffix_.begin(), suffix_.end(), delta->token_ids().begin(), delta->token_ids().end()));
+
+  const std::shared_ptr<const Card> both[] = {first, delta};
+  const std::vector<CardPart> chain = Take(PlaceCards(both));
+  const std::vector<int32_t> next = SomeTokens(5, 40);
+  const std::vector<float> expected = LogitsAfter(middle.get(), next);
+  for (const InjectMode mode : {InjectMode::kFused, InjectMode::kRestore}) {
+    const auto last = MakeSession(*model_, FusedOptions());
+    EXPECT_EQ(Take(InjectCards(chain, mode, last.get())).mode, mode);
+    EXPECT_EQ(last->tokens().size(), 148 + suffix_.size());
+    EXPECT_LT(RelativeError(LogitsAfter(last.get(), next), expected), kPackedError) << InjectModeName(mode);
+  }
+
+  const std::shared_ptr<const Card> alone[] = {delta};
+  EXPECT_EQ(PlaceCards(alone).status().code(), StatusCode::kMismatch);
+  const std::shared_ptr<const Card> reversed[] = {delta, first};
+  EXPECT_EQ(PlaceCards(reversed).status().code(), StatusCode::kMismatch);
+  const auto untouched = MakeSession(*model_, FusedOptions());
+  Prefill(untouched.get(), next);
+  const CardPart gap[] = {{delta, 148, 3}};
+  EXPECT_FALSE(InjectCards(gap, InjectMode::kFused, untouched.get()).has_value());
+  EXPECT_FALSE(InjectCards(gap, InjectMode::kRestore, untouched.get()).has_value());
+  EXPECT_EQ(untouched->tokens(), next);
+}
+
+TEST_F(FusedTest, WhatIsInEffectIsReported) {
+  const std::shared_ptr<const Card> cards[] = {std::make_shared<const Card>(PackCard(*sender_, 4))};
+  const std::vector<CardPart> parts = Take(PlaceCards(cards));
+  const auto plain = MakeSession(*model_);
+  const Injection fallback = Take(InjectCards(parts, InjectMode::kAuto, plain.get()));
+  EXPECT_EQ(fallback.mode, InjectMode::kRestore);
+  EXPECT_EQ(fallback.reason, plain->fused().message());
+  EXPECT_EQ(InjectCards(parts, InjectMode::kFused, plain.get()).status().message(), plain->fused().message());
+  const auto fused = MakeSession(*model_, FusedOptions());
+  EXPECT_EQ(Take(InjectCards(parts, InjectMode::kRestore, fused.get())).mode, InjectMode::kRestore);
+  EXPECT_EQ(fused->attached(), 0u);
+}
+
+// Several receivers of one card in one session, with others' tokens in one decode call.
+TEST_F(FusedTest, SequencesWithDifferentCardsKnowNothingOfEachOther) {
+  SessionOptions options = FusedOptions();
+  options.sequences = 3;
+  const auto fused = MakeSession(*model_, options);
+  const PlacedCard card = Place(PackCard(*sender_, 4));
+  ASSERT_TRUE(fused->AttachCards({card}, 0).ok());
+  ASSERT_TRUE(fused->AttachCards({card}, 2).ok());
+  const std::vector<float> first = LogitsAfter(fused.get(), suffix_, 0);
+  const std::vector<float> without = LogitsAfter(fused.get(), suffix_, 1);
+  EXPECT_LT(RelativeError(LogitsAfter(fused.get(), suffix_, 2), first), 1e-3);
+  const auto alone = MakeSession(*model_, FusedOptions());
+  EXPECT_LT(RelativeError(without, LogitsAfter(alone.get(), suffix_)), 1e-3);
+  fused->Clear(0);
+  EXPECT_EQ(fused->attached(2), 150u);
+  const std::vector<float> after = LogitsAfter(fused.get(), {9}, 2);
+  ASSERT_TRUE(alone->AttachCards({card}).ok());
+  LogitsAfter(alone.get(), suffix_);
+  EXPECT_LT(RelativeError(after, LogitsAfter(alone.get(), {9})), 1e-3);
 }
 
 TEST_F(FusedTest, WhatRulesItOutIsSaid) {

@@ -114,29 +114,30 @@ class Chat {
     if (flags_.prompt.file == "-") {
       return {StatusCode::kInvalidArgument, "-f - and --interactive both read standard input; give another file"};
     }
-    if (!flags_.card.empty() && !flags_.prompt.system.empty()) {
+    if (!flags_.cards.empty() && !flags_.prompt.system.empty()) {
       return {StatusCode::kInvalidArgument,
               "-sys starts a conversation, but the card's has started already; leave it out"};
     }
     QKV_RETURN_IF_ERROR(CheckUtf8(flags_.prompt.system));
     QKV_RETURN_IF_ERROR(CheckOutput(flags_));
-    std::optional<Card> card;
-    if (!flags_.card.empty()) {
-      QKV_ASSIGN_OR_RETURN(card, OpenCard(flags_));
+    std::vector<CardPart> cards;
+    if (!flags_.cards.empty()) {
+      QKV_ASSIGN_OR_RETURN(cards, OpenCards(flags_));
     }
     QKV_ASSIGN_OR_RETURN(model_, flags_.model.Load());
-    if (card) QKV_RETURN_IF_ERROR(CheckCardModel(*card, *model_));
+    for (const CardPart& part : cards) QKV_RETURN_IF_ERROR(CheckCardModel(*part.card, *model_));
     if (const Result<std::string> turn = NextUserTurn(*model_, "", ""); !turn) return turn.status();
-    SessionOptions options = flags_.model.session;
-    const size_t card_tokens = card ? card->tokens() : 0;
+    SessionOptions options = SessionFor(flags_, cards);
+    const size_t card_tokens = cards.empty() ? 0 : cards.back().end();
     if (options.context == 0) options.context = ContextFor(*model_, card_tokens + kChatTokens);
     QKV_ASSIGN_OR_RETURN(session_, Session::Create(*model_, options));
-    if (!card) return {};
-    RestoreTimes times;
-    QKV_RETURN_IF_ERROR(RestoreCard(*card, card_tokens, session_.get(), &times));
-    segments_ = card->info().segments;
-    open_turn_ = EndsInAnswer(*card);
-    PrintNote(fmt::format("mode: restore (the card's {} tokens; K {}, V {}, flash attention {})\n", card_tokens,
+    if (cards.empty()) return {};
+    QKV_RETURN_IF_ERROR(CheckDelta(flags_, *session_));
+    QKV_ASSIGN_OR_RETURN(const Injection injection, InjectCards(cards, flags_.inject, session_.get()));
+    segments_ = SegmentsOfCards(cards);
+    open_turn_ = EndsInAnswer(cards);
+    PrintNote(fmt::format("mode: {} ({}; {} tokens from the card; K {}, V {}, flash attention {})\n",
+                          InjectModeName(injection.mode), injection.reason, card_tokens,
                           CacheTypeName(session_->cache_type_k()), CacheTypeName(session_->cache_type_v()),
                           session_->flash_attention() ? "on" : "off"));
     return {};
@@ -283,7 +284,7 @@ class Chat {
     const auto tokens = static_cast<uint32_t>(session_->tokens().size());
     while (!segments_.empty() && segments_.back().first_token >= tokens) segments_.pop_back();
     if (!segments_.empty()) segments_.back().tokens = tokens - segments_.back().first_token;
-    return WriteCard(flags_, *session_, segments_);
+    return WriteCard(flags_, *session_, SegmentsFrom(segments_, session_->attached()));
   }
 
   const RunFlags& flags_;

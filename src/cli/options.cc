@@ -118,6 +118,16 @@ void ModelFlags::AddTo(CLI::App* app) {
       ->default_str("on");
 }
 
+CLI::Option* AddInject(CLI::App* app, InjectMode* mode) {
+  return app
+      ->add_option_function<std::string>(
+          "--inject", [mode](const std::string& text) { *mode = *InjectModeFromName(text); },
+          "How to use the card: fused (attention reads it where it lies), restore (into the context's cache) or auto "
+          "(fused where a self-test passes)")
+      ->check([](const std::string& text) { return InjectModeFromName(text).status().message(); })
+      ->default_str(InjectModeName(*mode));
+}
+
 Result<std::unique_ptr<Model>> ModelFlags::Load() const {
   QKV_RETURN_IF_ERROR(CheckSessionOptions(session));
   QKV_ASSIGN_OR_RETURN(const std::string path, ResolveModel(model));

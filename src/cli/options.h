@@ -8,11 +8,13 @@
 #include <vector>
 
 #include "qkvshare/status.h"
+#include "runtime/inject.h"
 #include "runtime/model.h"
 #include "runtime/session.h"
 
 namespace CLI {
 class App;
+class Option;
 class Validator;
 }  // namespace CLI
 
@@ -35,6 +37,9 @@ struct ModelFlags {
   // Shows progress while it loads. Flags that contradict each other are refused before.
   Result<std::unique_ptr<Model>> Load() const;
 };
+
+// --inject.
+CLI::Option* AddInject(CLI::App* app, InjectMode* mode);
 
 // The context for `tokens` tokens where -c is 0: rounded up, at most the model's training context.
 uint32_t ContextFor(const Model& model, size_t tokens);

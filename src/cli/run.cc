@@ -1,9 +1,9 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 
 #include "base/stopwatch.h"
 #include "card/card.h"
@@ -22,7 +22,7 @@ namespace {
 
 // What was done and how long it took, for the report.
 struct RunReport {
-  std::string mode = "prefill";  // or "restore"
+  std::string mode = "prefill";  // or "fused", "restore"
   std::string reason = "no card was given";
   std::string seam = "whole";
   size_t cached_tokens = 0;
@@ -40,12 +40,12 @@ class Runner {
 
   Status Run() {
     QKV_RETURN_IF_ERROR(Prepare());
-    if (card_) QKV_RETURN_IF_ERROR(UseCard());
+    if (!cards_.empty()) QKV_RETURN_IF_ERROR(UseCards());
     const InterruptScope interrupt([this] { session_->Cancel(); });
     QKV_RETURN_IF_ERROR(PrefillRest());
     QKV_RETURN_IF_ERROR(GenerateText());
     if (!flags_.output.empty()) QKV_RETURN_IF_ERROR(SaveCard());
-    report_.cache_rows = session_->tokens().size();
+    report_.cache_rows = session_->tokens().size() - session_->attached();
     report_.cache_type_k = session_->cache_type_k();
     report_.cache_type_v = session_->cache_type_v();
     report_.flash_attention = session_->flash_attention();
@@ -56,23 +56,24 @@ class Runner {
  private:
   Status Prepare() {
     QKV_RETURN_IF_ERROR(CheckOutput(flags_));
-    if (!flags_.card.empty()) {
+    if (!flags_.cards.empty()) {
       Stopwatch watch;
-      QKV_ASSIGN_OR_RETURN(card_, OpenCard(flags_));
+      QKV_ASSIGN_OR_RETURN(cards_, OpenCards(flags_));
       report_.stages.emplace_back("open_verify", watch.LapUs());
     }
     QKV_ASSIGN_OR_RETURN(model_, flags_.model.Load());
-    if (card_) QKV_RETURN_IF_ERROR(CheckCardModel(*card_, *model_));
+    for (const CardPart& part : cards_) QKV_RETURN_IF_ERROR(CheckCardModel(*part.card, *model_));
     QKV_RETURN_IF_ERROR(MakePrompt());
-    SessionOptions options = flags_.model.session;
+    SessionOptions options = SessionFor(flags_, FirstTokens(cards_, prompt_.cached));
     const size_t needed = prompt_.tokens.size() + flags_.generate.predict;
     if (options.context == 0) options.context = ContextFor(*model_, needed);
     QKV_ASSIGN_OR_RETURN(session_, Session::Create(*model_, options));
-    return session_->CheckRoom(prompt_.tokens.size());
+    if (prompt_.cached > 0) QKV_RETURN_IF_ERROR(CheckDelta(flags_, *session_));
+    return session_->CheckRoomFor(prompt_.tokens.size(), session_->fused().ok() ? prompt_.cached : 0);
   }
 
   Status MakePrompt() {
-    const bool whole = !card_ || flags_.whole || !flags_.prompt.messages_file.empty();
+    const bool whole = cards_.empty() || flags_.whole || !flags_.prompt.messages_file.empty();
     PromptFlags prompt_flags = flags_.prompt;
     if (!whole && !prompt_flags.system.empty()) {
       return {StatusCode::kInvalidArgument,
@@ -81,12 +82,11 @@ class Runner {
     // After a card, a turn continues its conversation instead of starting one.
     if (!whole) prompt_flags.chat = false;
     QKV_ASSIGN_OR_RETURN(Prompt prompt, ReadPrompt(prompt_flags, *model_, /*add_generation_prompt=*/true));
-    const std::span<const int32_t> card_tokens = card_ ? card_->token_ids() : std::span<const int32_t>();
+    const std::vector<int32_t> card_tokens = TokensOf(cards_);
     if (whole) {
       prompt_ = MatchPrompt(card_tokens, model_->Tokenize(prompt.text, /*add_special=*/true));
     } else if (flags_.prompt.chat) {
-      const std::string card_text =
-          EndsInAnswer(*card_) ? model_->Detokenize({card_tokens.begin(), card_tokens.end()}) : "";
+      const std::string card_text = EndsInAnswer(cards_) ? model_->Detokenize(card_tokens) : "";
       QKV_ASSIGN_OR_RETURN(const std::string turn, NextUserTurn(*model_, prompt.text, card_text));
       prompt_ = JoinPrompt(*model_, card_tokens, turn);
     } else {
@@ -97,19 +97,23 @@ class Runner {
     return prompt_.tokens.empty() ? Status(StatusCode::kInvalidArgument, "the prompt is empty") : Status();
   }
 
-  Status UseCard() {
-    QKV_RETURN_IF_ERROR(CheckCardFits(*card_, *session_));
+  Status UseCards() {
+    for (const CardPart& part : cards_) QKV_RETURN_IF_ERROR(CheckCardFits(*part.card, *session_));
     if (prompt_.cached == 0) {
       report_.reason = "the prompt and the card differ from the first token on";
       return {};
     }
-    RestoreTimes times;
-    QKV_RETURN_IF_ERROR(RestoreCard(*card_, prompt_.cached, session_.get(), &times));
-    report_.mode = "restore";
-    report_.reason = fmt::format("the card covers {} of the prompt's {} tokens", prompt_.cached, prompt_.tokens.size());
+    QKV_ASSIGN_OR_RETURN(const Injection injection,
+                         InjectCards(FirstTokens(cards_, prompt_.cached), flags_.inject, session_.get()));
+    report_.mode = InjectModeName(injection.mode);
+    report_.reason = injection.reason;
     report_.cached_tokens = prompt_.cached;
-    report_.stages.emplace_back("dequantize", times.dequantize_us);
-    report_.stages.emplace_back("inject", times.inject_us);
+    if (injection.mode == InjectMode::kFused) {
+      report_.stages.emplace_back("attach", injection.attach_us);
+    } else {
+      report_.stages.emplace_back("dequantize", injection.dequantize_us);
+      report_.stages.emplace_back("inject", injection.inject_us);
+    }
     return {};
   }
 
@@ -153,11 +157,11 @@ class Runner {
     if (const auto all = static_cast<uint32_t>(session_->tokens().size()); all > prompt_tokens) {
       segments.push_back({kGeneratedRole, flags_.agent, "", prompt_tokens, all - prompt_tokens});
     }
-    return WriteCard(flags_, *session_, std::move(segments));
+    return WriteCard(flags_, *session_, SegmentsFrom(std::move(segments), session_->attached()));
   }
 
   const RunFlags& flags_;
-  std::optional<Card> card_;
+  std::vector<CardPart> cards_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<Session> session_;   // after model_: it goes first
   std::vector<ChatMessage> messages_;  // that the prompt was made from, if it was
@@ -176,7 +180,7 @@ void PrintReport(const RunFlags& flags, const RunReport& report) {
                                  {"mode", report.mode},
                                  {"reason", report.reason},
                                  {"seam", report.seam},
-                                 {"card", flags.card},
+                                 {"cards", flags.cards},
                                  {"cached_tokens", report.cached_tokens},
                                  {"evaluated_tokens", report.evaluated_tokens},
                                  {"generated_tokens", report.generation.tokens.size()},
@@ -197,10 +201,11 @@ int RunOnce(const RunFlags& flags) {
   const RunReport& report = runner.report();
   if (flags.json) {
     PrintReport(flags, report);
-  } else if (!flags.card.empty()) {
-    PrintNote(fmt::format("mode: {} ({}; {} tokens evaluated; K {}, V {}, flash attention {})\n", report.mode,
-                          report.reason, report.evaluated_tokens, CacheTypeName(report.cache_type_k),
-                          CacheTypeName(report.cache_type_v), report.flash_attention ? "on" : "off"));
+  } else if (!flags.cards.empty()) {
+    PrintNote(fmt::format("mode: {} ({}; {} tokens from the card, {} evaluated; K {}, V {}, flash attention {})\n",
+                          report.mode, report.reason, report.cached_tokens, report.evaluated_tokens,
+                          CacheTypeName(report.cache_type_k), CacheTypeName(report.cache_type_v),
+                          report.flash_attention ? "on" : "off"));
   }
   if (OutputIsLost()) return kSuccess;  // which main reports
   return report.generation.stop == StopReason::kCancelled ? kInterrupted : kSuccess;
@@ -210,23 +215,68 @@ int RunOnce(const RunFlags& flags) {
 
 Status CheckOutput(const RunFlags& flags) {
   if (flags.output.empty()) return {};
-  if (!flags.card.empty()) {
-    return {StatusCode::kUnsupported,
-            "-o together with --card is not possible yet: what a card holds must not be quantized twice"};
-  }
   PackOptions options;
   options.code_bits = flags.bits;
   QKV_RETURN_IF_ERROR(CheckPackOptions(options));
   return CheckCardTarget(flags.output, flags.model, flags.prompt);
 }
 
-Result<Card> OpenCard(const RunFlags& flags) {
-  QKV_ASSIGN_OR_RETURN(Card card, Card::Open(flags.card));
-  if (flags.verify) QKV_RETURN_IF_ERROR(card.VerifyDigests());
-  return card;
+Status CheckDelta(const RunFlags& flags, const Session& session) {
+  if (flags.output.empty() || flags.cards.empty() || session.fused().ok()) return {};
+  return {
+      StatusCode::kUnsupported,
+      fmt::format("-o together with --card writes what follows the card, which is possible only where attention goes "
+                  "over the card itself (--inject fused): {}",
+                  session.fused().message())};
 }
 
-bool EndsInAnswer(const Card& card) { return card.info().segments.back().role == kGeneratedRole; }
+Result<std::vector<CardPart>> OpenCards(const RunFlags& flags) {
+  std::vector<std::shared_ptr<const Card>> cards;
+  for (const std::string& path : flags.cards) {
+    QKV_ASSIGN_OR_RETURN(Card card, Card::Open(path));
+    if (flags.verify) QKV_RETURN_IF_ERROR(card.VerifyDigests());
+    cards.push_back(std::make_shared<const Card>(std::move(card)));
+  }
+  return PlaceCards(cards);
+}
+
+SessionOptions SessionFor(const RunFlags& flags, const std::vector<CardPart>& cards) {
+  SessionOptions options = flags.model.session;
+  if (cards.empty() || flags.inject == InjectMode::kRestore) return options;
+  options.fused = true;
+  options.card_tokens = cards.back().end();
+  return options;
+}
+
+std::vector<Segment> SegmentsOfCards(const std::vector<CardPart>& cards) {
+  std::vector<Segment> segments;
+  for (const CardPart& part : cards) {
+    for (Segment segment : part.card->info().segments) {
+      if (segment.first_token >= part.tokens) break;
+      segment.tokens = std::min(segment.tokens, part.tokens - segment.first_token);
+      segment.first_token += part.offset;
+      segments.push_back(std::move(segment));
+    }
+  }
+  return segments;
+}
+
+std::vector<Segment> SegmentsFrom(std::vector<Segment> segments, size_t first) {
+  std::vector<Segment> rest;
+  for (Segment& segment : segments) {
+    const size_t end = size_t{segment.first_token} + segment.tokens;
+    if (end <= first) continue;
+    const size_t start = std::max<size_t>(segment.first_token, first);
+    segment.first_token = static_cast<uint32_t>(start - first);
+    segment.tokens = static_cast<uint32_t>(end - start);
+    rest.push_back(std::move(segment));
+  }
+  return rest;
+}
+
+bool EndsInAnswer(const std::vector<CardPart>& cards) {
+  return cards.back().card->info().segments.back().role == kGeneratedRole;
+}
 
 Result<Generation> PrintAnswer(const GenerateOptions& generate, Session* session) {
   GenerateOptions options = generate;
@@ -258,12 +308,17 @@ Command AddRun(CLI::App* app) {
       "prompt, and the card covers what they share.");
   flags->model.AddTo(app);
   flags->prompt.AddTo(app);
-  app->add_option("--card", flags->card, "The card to continue from")->check(NotEmpty());
+  app->add_option("--card", flags->cards, "The card to continue from; repeated, each follows the one before")
+      ->check(NotEmpty())
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  AddInject(app, &flags->inject)->needs("--card");
   app->add_flag("--whole", flags->whole, "The prompt is the whole prompt, not what follows the card")->needs("--card");
   app->add_flag("--verify", flags->verify, "Also check the card's digests (always done for other users' cards)")
       ->needs("--card");
-  app->add_option("-o,--output", flags->output,
-                  "Without --card: write a card of prompt and generated text (after Ctrl-C or SIGTERM too)")
+  app->add_option(
+         "-o,--output", flags->output,
+         "Write a card of prompt and generated text (after Ctrl-C or SIGTERM too); with --card, of what follows it")
       ->check(NotEmpty());
   app->add_option("--bits", flags->bits, "Of that card: average bits, 2 to 16")
       ->needs("--output")

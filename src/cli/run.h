@@ -7,14 +7,17 @@
 #include "card/card.h"
 #include "cli/options.h"
 #include "qkvshare/status.h"
+#include "runtime/card_list.h"
 #include "runtime/generate.h"
+#include "runtime/inject.h"
 
 namespace qkvshare::cli {
 
 struct RunFlags {
   ModelFlags model;
   PromptFlags prompt;
-  std::string card;
+  std::vector<std::string> cards;
+  InjectMode inject = InjectMode::kAuto;
   std::string output;
   std::string agent = "agent";
   double bits = 4;
@@ -27,12 +30,20 @@ struct RunFlags {
 
 // Role of the segments that a model wrote. One at the end leaves the assistant's turn open.
 inline constexpr const char* kGeneratedRole = "generated";
-bool EndsInAnswer(const Card& card);
+bool EndsInAnswer(const std::vector<CardPart>& cards);
 
 // -o, --bits: what can be known to be wrong before the work.
 Status CheckOutput(const RunFlags& flags);
-// --card, --verify.
-Result<Card> OpenCard(const RunFlags& flags);
+// --card, --verify: in order, each after the one before.
+Result<std::vector<CardPart>> OpenCards(const RunFlags& flags);
+// Options of a session for these cards, as --inject says.
+SessionOptions SessionFor(const RunFlags& flags, const std::vector<CardPart>& cards);
+// Whether -o can be obeyed: what a restored card held must not be quantized again.
+Status CheckDelta(const RunFlags& flags, const Session& session);
+// What there is of the segments from token `first` on, counted from there.
+std::vector<Segment> SegmentsFrom(std::vector<Segment> segments, size_t first);
+// Segments of the cards' tokens, as they count in the whole context.
+std::vector<Segment> SegmentsOfCards(const std::vector<CardPart>& cards);
 // Generates, printing the text as it comes. Stops where standard output is lost.
 Result<Generation> PrintAnswer(const GenerateOptions& generate, Session* session);
 // Packs all of the session as the card that -o names.

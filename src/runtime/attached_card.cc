@@ -35,13 +35,10 @@ Result<std::shared_ptr<const AttachedCard>> AttachedCard::Make(std::shared_ptr<c
   return std::shared_ptr<const AttachedCard>(std::move(attached));
 }
 
-std::vector<int32_t> TokensOf(std::span<const PlacedCard> cards) {
-  std::vector<int32_t> tokens;
-  for (const PlacedCard& placed : cards) {
-    const std::span<const int32_t> ids = placed.card->card().token_ids();
-    tokens.insert(tokens.end(), ids.begin(), ids.begin() + placed.tokens);
-  }
-  return tokens;
+std::vector<CardPart> PartsOf(std::span<const PlacedCard> cards) {
+  std::vector<CardPart> parts;
+  for (const PlacedCard& placed : cards) parts.push_back(placed.part());
+  return parts;
 }
 
 }  // namespace qkvshare

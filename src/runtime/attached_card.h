@@ -9,6 +9,7 @@
 #include "attend/attention_card.h"
 #include "card/card.h"
 #include "qkvshare/status.h"
+#include "runtime/card_list.h"
 
 namespace qkvshare {
 
@@ -19,6 +20,7 @@ class AttachedCard {
   static Result<std::shared_ptr<const AttachedCard>> Make(std::shared_ptr<const Card> card);
 
   const Card& card() const { return *card_; }
+  const std::shared_ptr<const Card>& shared() const { return card_; }
   const AttentionCard& attention() const { return attention_; }
 
  private:
@@ -28,18 +30,17 @@ class AttachedCard {
   AttentionCard attention_;
 };
 
-// A card at a place of a context: its token 0 is at position `offset`, and only its first `tokens` are there.
+// The first `tokens` tokens of such a card, from position `offset` on.
 struct PlacedCard {
   std::shared_ptr<const AttachedCard> card;
   uint32_t offset = 0;
   uint32_t tokens = 0;
 
+  CardPart part() const { return {card->shared(), offset, tokens}; }
   uint32_t end() const { return offset + tokens; }
-  // What its positions are moved by.
-  int32_t shift() const { return static_cast<int32_t>(offset) - card->card().position_offset(); }
+  int32_t shift() const { return part().shift(); }
 };
 
-// The tokens that they hold, in order.
-std::vector<int32_t> TokensOf(std::span<const PlacedCard> cards);
+std::vector<CardPart> PartsOf(std::span<const PlacedCard> cards);
 
 }  // namespace qkvshare

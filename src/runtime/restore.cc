@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "base/hash.h"
 #include "base/stopwatch.h"
@@ -10,20 +11,24 @@
 namespace qkvshare {
 namespace {
 
-Status CheckPositions(const Card& card) {
-  if (card.has_parent()) {
+// Positions are those of the cells that a state is made of.
+std::vector<int32_t> PositionsUpTo(uint32_t tokens) {
+  std::vector<int32_t> positions(tokens);
+  std::iota(positions.begin(), positions.end(), 0);
+  return positions;
+}
+
+Status CheckPlace(const CardPart& part) {
+  if (part.shift() != 0) {
     return {StatusCode::kUnsupported,
-            fmt::format("the card holds tokens {} and on of a context and continues card {}: a card cannot be restored "
-                        "without its parent",
-                        card.first_token(), ToHex(card.parent()).substr(0, 12))};
+            fmt::format("the card's first token is at position {}: a card cannot be moved, here to {}, yet",
+                        part.card->position_offset(), part.offset)};
   }
-  for (size_t i = 0; i < card.positions().size(); ++i) {
-    if (card.positions()[i] != static_cast<int32_t>(i)) {
-      return {StatusCode::kUnsupported,
-              fmt::format(
-                  "token {} of the card is at position {}: only cards whose positions count from 0 can be restored yet",
-                  i, card.positions()[i])};
-    }
+  for (uint32_t i = 0; i < part.tokens; ++i) {
+    if (part.card->positions()[i] == part.card->position_offset() + static_cast<int32_t>(i)) continue;
+    return {StatusCode::kUnsupported, fmt::format("token {} of the card is at position {}: only cards without gaps can "
+                                                  "be restored",
+                                                  i, part.card->positions()[i])};
   }
   return {};
 }
@@ -67,24 +72,33 @@ Status CheckCardFits(const Card& card, const Session& session) {
   return {};
 }
 
-Status RestoreCard(const Card& card, size_t tokens, Session* session, RestoreTimes* times, int sequence) {
-  QKV_RETURN_IF_ERROR(CheckCardFits(card, *session));
-  QKV_RETURN_IF_ERROR(CheckPositions(card));
-  if (tokens == 0 || tokens > card.tokens()) {
-    return {StatusCode::kInvalidArgument, fmt::format("cannot restore {} of {} tokens", tokens, card.tokens())};
-  }
+Status RestoreCards(std::span<const CardPart> parts, Session* session, RestoreTimes* times, int sequence) {
+  for (const CardPart& part : parts) QKV_RETURN_IF_ERROR(CheckCardFits(*part.card, *session));
+  QKV_RETURN_IF_ERROR(CheckCardList(parts));
+  for (const CardPart& part : parts) QKV_RETURN_IF_ERROR(CheckPlace(part));
+  const uint32_t tokens = parts.empty() ? 0 : parts.back().end();
+  if (tokens == 0) return {StatusCode::kInvalidArgument, "there is no card"};
   QKV_RETURN_IF_ERROR(session->CheckRoom(tokens, sequence));
   Stopwatch watch;
   QKV_ASSIGN_OR_RETURN(const Kernels* kernels, SelectKernels());
+  const auto fill = [&](size_t layer, Side side, Half* rows) {
+    const size_t row = session->state_layout().shapes[layer].row_values(side);
+    for (const CardPart& part : parts)
+      QKV_RETURN_IF_ERROR(part.card->Unpack(*kernels, layer, side, part.tokens, rows + part.offset * row));
+    return Status();
+  };
   QKV_ASSIGN_OR_RETURN(const std::vector<uint8_t> state,
-                       BuildState(session->state_layout(), card.positions().first(tokens), session->threads(),
-                                  [&](size_t layer, Side side, Half* rows) {
-                                    return card.Unpack(*kernels, layer, side, tokens, rows);
-                                  }));
+                       BuildState(session->state_layout(), PositionsUpTo(tokens), session->threads(), fill));
   times->dequantize_us = watch.LapUs();
-  QKV_RETURN_IF_ERROR(session->SetState(state, card.token_ids().first(tokens), sequence));
+  QKV_RETURN_IF_ERROR(session->SetState(state, TokensOf(parts), sequence));
   times->inject_us = watch.LapUs();
   return {};
+}
+
+Status RestoreCard(const Card& card, size_t tokens, Session* session, RestoreTimes* times, int sequence) {
+  const std::shared_ptr<const Card> borrowed(std::shared_ptr<const Card>(), &card);
+  const CardPart part{borrowed, 0, static_cast<uint32_t>(std::min<size_t>(tokens, UINT32_MAX))};
+  return RestoreCards({&part, 1}, session, times, sequence);
 }
 
 }  // namespace qkvshare

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "card/card.h"
 #include "qkvshare/status.h"
+#include "runtime/card_list.h"
 #include "runtime/session.h"
 
 namespace qkvshare {
@@ -21,10 +23,13 @@ Status CheckCardModel(const Card& card, const Model& model);
 // Whether it was also used in this way. kMismatch names what differs: model, RoPE or shapes.
 Status CheckCardFits(const Card& card, const Session& session);
 
-// Replaces a sequence of the session by the card's first `tokens` tokens. All checks, dequantizing included, come
+// Replaces a sequence of the session by these cards' tokens. All checks, dequantizing included, come
 // before anything is changed; other sequences are not touched. Where the cache is quantized, so is what is restored.
-// kMismatch, kOutOfRange (context too short: needed and available), kUnsupported (positions that do not count from 0),
-// kCorrupt.
+// kMismatch, kInvalidArgument (CheckCardList), kOutOfRange (context too short: needed and available), kUnsupported (a
+// card that cannot be moved to its place), kCorrupt.
+Status RestoreCards(std::span<const CardPart> parts, Session* session, RestoreTimes* times, int sequence = 0);
+
+// The same for the first `tokens` tokens of one card, which outlives the call.
 Status RestoreCard(const Card& card, size_t tokens, Session* session, RestoreTimes* times, int sequence = 0);
 
 }  // namespace qkvshare

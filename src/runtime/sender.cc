@@ -17,10 +17,17 @@ namespace {
 
 CardContent ContentOf(const Session& session, const KvState& state, const PackOptions& options, int sequence) {
   CardContent content;
-  content.token_ids = session.tokens(sequence);
+  const std::vector<int32_t>& tokens = session.tokens(sequence);
+  content.token_ids.assign(tokens.begin() + static_cast<ptrdiff_t>(session.attached(sequence)), tokens.end());
   content.positions = state.positions();
   content.identity = session.identity();
   content.hop = options.hop;
+  if (!session.cards(sequence).empty()) {
+    const PlacedCard& parent = session.cards(sequence).back();
+    content.parent = parent.card->card().content_id();
+    content.first_token = parent.end();
+    content.hop = std::max(options.hop, parent.card->card().hop() + 1);
+  }
   content.windows = session.windows();
   content.protected_tokens = static_cast<uint32_t>(std::min(options.protected_tokens, content.token_ids.size()));
   CardInfo& info = content.info;
@@ -38,6 +45,19 @@ CardContent ContentOf(const Session& session, const KvState& state, const PackOp
     info.segments.push_back({"prompt", options.sender, "", 0, static_cast<uint32_t>(content.token_ids.size())});
   }
   return content;
+}
+
+// A card names one parent, which names its own: what the session received must be such a chain.
+Status CheckChain(const Session& session, int sequence) {
+  const std::vector<PlacedCard>& cards = session.cards(sequence);
+  for (size_t i = 1; i < cards.size(); ++i) {
+    if (cards[i].card->card().has_parent()) continue;
+    return {StatusCode::kUnsupported,
+            fmt::format("the session holds {} cards that do not continue each other; a card of what follows can name "
+                        "one parent only",
+                        cards.size())};
+  }
+  return {};
 }
 
 std::vector<Level> Ladder(const PackOptions& options) {
@@ -160,6 +180,7 @@ Status CheckPackOptions(const PackOptions& options) {
 
 Result<PackedCard> PackSession(const Session& session, const PackOptions& options, PackTimes* times, int sequence) {
   QKV_RETURN_IF_ERROR(CheckPackOptions(options));
+  QKV_RETURN_IF_ERROR(CheckChain(session, sequence));
   Stopwatch watch;
   QKV_ASSIGN_OR_RETURN(const KvState state, session.TakeKv(sequence));
   times->take_us = watch.LapUs();
@@ -189,6 +210,7 @@ Result<PackedCard> PackSession(const Session& session, const PackOptions& option
   }
   content.info.features = std::move(planned.features);
   content.anchors = std::move(planned.anchors);
+  for (Anchor& anchor : content.anchors) anchor.token += content.first_token;  // in the context, parents included
   times->plan_us = watch.LapUs();
   QKV_ASSIGN_OR_RETURN(PackedCard card, PackCard(kv, planned.plan, profiles, content, session.threads()));
   times->quantize_us = watch.LapUs();

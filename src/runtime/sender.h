@@ -70,7 +70,8 @@ class PredictionMeter {
 // would have no choice at these bits.
 Status CheckPackOptions(const PackOptions& options);
 
-// Packs all tokens of one sequence of the session, which stays as it is; where it has a window, with its anchors.
+// Packs the tokens of one sequence of the session, which stays as it is: all of them, or those after the cards that are
+// attached, as a delta card that names the last of them as its parent; where it has a window, with its anchors.
 // kInvalidArgument (empty session, bits out of range, a policy but uniform without a window or where the size leaves it
 // no choice, a feature that cannot be had), kMismatch (a profile of another model), kOutOfRange (max_bytes too small:
 // needed and available), kNonFinite.

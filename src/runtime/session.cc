@@ -112,10 +112,11 @@ size_t Session::OthersRows(int sequence) const {
 
 Status Session::CheckRoom(size_t tokens, int sequence) const {
   QKV_RETURN_IF_ERROR(CheckSequence(sequence));
-  return CheckRoomBesides(tokens, attached(sequence), sequence);
+  return CheckRoomFor(tokens, attached(sequence), sequence);
 }
 
-Status Session::CheckRoomBesides(size_t tokens, size_t attached, int sequence) const {
+Status Session::CheckRoomFor(size_t tokens, size_t attached, int sequence) const {
+  QKV_RETURN_IF_ERROR(CheckSequence(sequence));
   // Any cell will do, so what counts is their number.
   const size_t others = OthersRows(sequence);
   const size_t cells = cells_ - std::min<size_t>(others, cells_);
@@ -164,7 +165,7 @@ void Session::TakeWindow(size_t first, size_t end, const PrefillOptions& options
     RotateBlocks(layout_.formats[i].keys.rotation, queries.q.data(), queries.q.size());
     queries.window = layout_.formats[i].window;
   }
-  for (size_t i = first; i < end; ++i) window_.last_visible.push_back(static_cast<uint32_t>(i));
+  for (size_t i = first; i < end; ++i) window_.last_visible.push_back(static_cast<uint32_t>(i - attached(sequence)));
   ThinWindow(options.window_stride, &window_);
 }
 
@@ -246,8 +247,7 @@ Status Session::RestoreState(ByteSpan bytes, std::span<const int32_t> tokens, in
 Status Session::SetState(ByteSpan state, std::span<const int32_t> tokens, int sequence) {
   QKV_RETURN_IF_ERROR(CheckTokens(tokens));
   // With room for it, llama.cpp has no reason to refuse: where it does refuse, it drops the sequence.
-  QKV_RETURN_IF_ERROR(CheckSequence(sequence));
-  QKV_RETURN_IF_ERROR(CheckRoomBesides(tokens.size(), 0, sequence));
+  QKV_RETURN_IF_ERROR(CheckRoomFor(tokens.size(), 0, sequence));
   ForgetEnd(sequence);
   Remove(sequence, 0);
   if (fused_ != nullptr) fused_->Detach(sequence);

@@ -87,8 +87,8 @@ class Session {
   // (needed and available); kUnsupported for a window without flash attention; kCancelled after a whole number of
   // tokens.
   Status Prefill(std::span<const int32_t> tokens, const PrefillOptions& options, int sequence = 0);
-  // The window of the last Prefill, empty where none was asked for, it was of another sequence, or its tokens are no
-  // longer there.
+  // The window of the last Prefill; its tokens count from the first one after attached cards. Empty where none was
+  // asked for, it was of another sequence, or its tokens are no longer there.
   const AttentionWindow& window(int sequence = 0) const;
   // Logits of the token that was decoded last, [vocab]; nullptr where it is not the last one of this sequence (after a
   // restore, or after another sequence's turn).
@@ -109,6 +109,8 @@ class Session {
   // kOutOfRange where the context does not hold this many tokens in this sequence beside the others' (needed and
   // available).
   Status CheckRoom(size_t tokens, int sequence = 0) const;
+  // The same if attached cards held `attached` of them.
+  Status CheckRoomFor(size_t tokens, size_t attached, int sequence = 0) const;
 
   // Whether cards may be attached: attention then reads them where they lie (docs/attention.md). If not, why: not asked
   // for, a setting that rules it out, or a self-test that failed. Restoring cards works all the same.
@@ -162,8 +164,6 @@ class Session {
   Status CheckSequence(int sequence) const;
   Status CheckTokens(std::span<const int32_t> tokens) const;
   size_t OthersRows(int sequence) const;
-  // CheckRoom if cards held `attached` of the tokens.
-  Status CheckRoomBesides(size_t tokens, size_t attached, int sequence) const;
   void KeepCards(size_t tokens, int sequence);
   size_t rows(int sequence) const { return tokens(sequence).size() - attached(sequence); }
   Status Decode(std::span<const int32_t> tokens, bool all_logits, int sequence);

@@ -99,6 +99,13 @@ Result<std::unique_ptr<Session>> Session::Create(const Model& model, const Sessi
     QKV_RETURN_IF_ERROR(session->MakeContext());
     QKV_RETURN_IF_ERROR(session->Probe());
     session->fused_status_ = session->CheckFused();
+    if (!session->fused_status_.ok() && options.card_tokens > 0) {
+      // Cards will have to be restored: with memory for their tokens after all.
+      session.reset();
+      SessionOptions whole = options;
+      whole.card_tokens = 0;
+      return Create(model, whole);
+    }
   } catch (const std::exception& e) {
     return Status(StatusCode::kInternal, fmt::format("llama.cpp failed to make a context: {}", e.what()));
   }

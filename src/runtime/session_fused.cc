@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/hash.h"
 #include "llama.h"
 #include "runtime/restore.h"
 #include "runtime/sender.h"
@@ -35,24 +34,6 @@ double Divergence(const float* p, const float* q, size_t n) {
   return divergence;
 }
 
-std::string Start(const Digest& digest) { return ToHex(digest).substr(0, 12); }
-
-// A delta card's rows were made with its parents before them.
-Status CheckParents(const std::vector<PlacedCard>& cards) {
-  for (size_t i = 0; i < cards.size(); ++i) {
-    const Card& card = cards[i].card->card();
-    if (!card.has_parent()) continue;
-    const PlacedCard* before = i > 0 ? &cards[i - 1] : nullptr;
-    const bool follows = before != nullptr && before->card->card().content_id() == card.parent() &&
-                         before->tokens == before->card->card().tokens() && cards[i].offset == card.first_token();
-    if (follows) continue;
-    return {StatusCode::kMismatch,
-            fmt::format("card {} continues card {}, which must come just before it, whole; give both, in this order",
-                        Start(card.content_id()), Start(card.parent()))};
-  }
-  return {};
-}
-
 }  // namespace
 
 bool Session::OnNode(ggml_tensor* node, bool ask, void* self) {
@@ -71,25 +52,19 @@ const std::vector<PlacedCard>& Session::cards(int sequence) const {
 size_t Session::attached(int sequence) const { return fused_ != nullptr ? fused_->end(sequence) : 0; }
 
 Status Session::CheckCards(const std::vector<PlacedCard>& cards) const {
-  uint32_t end = 0;
   for (const PlacedCard& placed : cards) {
     QKV_RETURN_IF_ERROR(CheckCardFits(placed.card->card(), *this));
-    if (placed.offset != end) {
-      return {StatusCode::kInvalidArgument,
-              fmt::format("a card at position {}, but the tokens before it end at {}", placed.offset, end)};
-    }
     if (placed.shift() != 0) return {StatusCode::kUnsupported, "a card at another place than its own"};
-    end = placed.end();
   }
-  return CheckParents(cards);
+  return CheckCardList(PartsOf(cards));
 }
 
 Status Session::AttachCards(std::vector<PlacedCard> cards, int sequence) {
   QKV_RETURN_IF_ERROR(fused_status_);
   QKV_RETURN_IF_ERROR(CheckSequence(sequence));
   QKV_RETURN_IF_ERROR(CheckCards(cards));
-  std::vector<int32_t> tokens = TokensOf(cards);
-  QKV_RETURN_IF_ERROR(CheckRoomBesides(tokens.size(), tokens.size(), sequence));
+  std::vector<int32_t> tokens = TokensOf(PartsOf(cards));
+  QKV_RETURN_IF_ERROR(CheckRoomFor(tokens.size(), tokens.size(), sequence));
   QKV_RETURN_IF_ERROR(fused_->Attach(sequence, std::move(cards)));
   ForgetEnd(sequence);
   Remove(sequence, 0);
@@ -143,7 +118,7 @@ Status Session::TestFused() {
 
 Status Session::AttachTest(const PlacedCard& card) {
   QKV_RETURN_IF_ERROR(fused_->Attach(0, {card}));
-  tokens_[0] = TokensOf({&card, 1});
+  tokens_[0] = TokensOf(PartsOf({&card, 1}));
   return {};
 }
 

@@ -1,0 +1,80 @@
+#include "runtime/card_list.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/hash.h"
+
+namespace qkvshare {
+namespace {
+
+std::string Start(const Digest& digest) { return ToHex(digest).substr(0, 12); }
+
+bool Follows(const Card& delta, const CardPart* before) {
+  return before != nullptr && before->card->content_id() == delta.parent();
+}
+
+Status WithoutParent(const Card& delta) {
+  return {
+      StatusCode::kMismatch,
+      fmt::format("card {} holds tokens {} and on of a context and continues card {}: give that card just before it",
+                  Start(delta.content_id()), delta.first_token(), Start(delta.parent()))};
+}
+
+}  // namespace
+
+Result<std::vector<CardPart>> PlaceCards(std::span<const std::shared_ptr<const Card>> cards) {
+  if (cards.empty()) return Status(StatusCode::kInvalidArgument, "there is no card");
+  std::vector<CardPart> parts;
+  for (const std::shared_ptr<const Card>& card : cards) {
+    CardPart* before = parts.empty() ? nullptr : &parts.back();
+    if (card->has_parent()) {
+      const bool reaches =
+          Follows(*card, before) && card->first_token() > before->offset && card->first_token() <= before->end();
+      if (!reaches) return WithoutParent(*card);
+      before->tokens = card->first_token() - before->offset;
+    }
+    parts.push_back({card, before == nullptr ? 0 : before->end(), card->tokens()});
+  }
+  return parts;
+}
+
+Status CheckCardList(std::span<const CardPart> parts) {
+  uint32_t end = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const CardPart& part = parts[i];
+    if (part.tokens == 0 || part.tokens > part.card->tokens()) {
+      return {StatusCode::kInvalidArgument, fmt::format("{} tokens of a card of {}", part.tokens, part.card->tokens())};
+    }
+    if (part.offset != end) {
+      return {StatusCode::kInvalidArgument,
+              fmt::format("a card at position {}, but what comes before it ends at {}", part.offset, end)};
+    }
+    const bool alone = part.card->has_parent() && (part.offset != part.card->first_token() ||
+                                                   !Follows(*part.card, i > 0 ? &parts[i - 1] : nullptr));
+    if (alone) return WithoutParent(*part.card);
+    end = part.end();
+  }
+  return {};
+}
+
+std::vector<int32_t> TokensOf(std::span<const CardPart> parts) {
+  std::vector<int32_t> tokens;
+  for (const CardPart& part : parts) {
+    const std::span<const int32_t> ids = part.card->token_ids().first(part.tokens);
+    tokens.insert(tokens.end(), ids.begin(), ids.end());
+  }
+  return tokens;
+}
+
+std::vector<CardPart> FirstTokens(std::vector<CardPart> parts, size_t tokens) {
+  while (!parts.empty() && parts.back().offset >= tokens) parts.pop_back();
+  if (!parts.empty()) {
+    CardPart& last = parts.back();
+    last.tokens = std::min(last.tokens, static_cast<uint32_t>(tokens) - last.offset);
+  }
+  return parts;
+}
+
+}  // namespace qkvshare

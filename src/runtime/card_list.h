@@ -1,0 +1,39 @@
+// An ordered list of cards that together make the start of a context.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "card/card.h"
+#include "qkvshare/status.h"
+
+namespace qkvshare {
+
+// The first `tokens` tokens of a card, from position `offset` on.
+struct CardPart {
+  std::shared_ptr<const Card> card;
+  uint32_t offset = 0;
+  uint32_t tokens = 0;
+
+  uint32_t end() const { return offset + tokens; }
+  // What its positions are moved by.
+  int32_t shift() const { return static_cast<int32_t>(offset) - card->position_offset(); }
+};
+
+// Each card starts where the one before ends. A delta card must come just after its parent, of which it leaves as many
+// tokens as it was made on. kMismatch names a delta card whose parent is not there; kInvalidArgument where there is no
+// card.
+Result<std::vector<CardPart>> PlaceCards(std::span<const std::shared_ptr<const Card>> cards);
+
+// Whether the list starts at position 0, without gaps and with the parents of delta cards before them. As PlaceCards.
+Status CheckCardList(std::span<const CardPart> parts);
+
+// The tokens of the list, in order.
+std::vector<int32_t> TokensOf(std::span<const CardPart> parts);
+
+// Leaves the first `tokens` tokens of the list.
+std::vector<CardPart> FirstTokens(std::vector<CardPart> parts, size_t tokens);
+
+}  // namespace qkvshare
