@@ -16,7 +16,10 @@ namespace qkvshare {
 
 // Tokens of a block: whole tiles. Sums of 16-bit weights times 8-bit codes stay within 32 bits.
 inline constexpr size_t kMaxBlockTokens = 256;
-inline constexpr int kLargestWeight = 32767;
+// 15 bits, and no more than 127 * 256 + 127: two signed bytes.
+inline constexpr int kLargestWeight = 32639;
+// Queries and weights that are all below it are quantized to zeros: the inverse of a smaller one may be infinite.
+inline constexpr float kSmallestQuantized = 0x1p-100f;
 
 // Queries [rows] that are ready for packed keys of one KV head.
 struct PackedQueries {
@@ -63,11 +66,11 @@ struct AttendKernels {
   // Online softmax. Scores become exp(score - max), 0 where masked; max, sum and rescale are updated.
   void (*softmax)(const SoftmaxBlock& block);
 
-  // Weights for packed values: in [tokens] probabilities times step_t, rounded to integers of which the largest is
-  // kLargestWeight, in the order that this set's value_sums takes. Returns what one unit stands for; zeros: sum of
-  // weight * zero_t, in units.
-  float (*quantize_weights)(const float* in, size_t tokens, const RowScale* scales, int bits, int16_t* out,
-                            float* zeros);
+  // Weights for packed values: in [rows, stride] probabilities, of `tokens` each, times step_t, rounded to integers of
+  // which a row's largest is kLargestWeight. out [rows, stride]: in the order that this set's value_sums takes. unit
+  // [rows]: what one stands for; zeros [rows]: sum of weight * zero_t.
+  void (*quantize_weights)(const float* in, size_t stride, size_t tokens, size_t rows, const RowScale* scales, int bits,
+                           int16_t* out, float* unit, float* zeros);
 
   // Adds packed values: acc[row][c] += unit[row] * (sum_t w_t code_tc - zeros[row]). weights [rows, stride].
   void (*value_sums)(const uint8_t* tiles, int bits, size_t count, size_t dim, const int16_t* weights, size_t stride,

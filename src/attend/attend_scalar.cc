@@ -20,14 +20,13 @@ float QuantizeQuery(const float* q, size_t dim, int8_t* codes, size_t stride, in
   for (size_t c = 0; c < dim; ++c) most = std::max(most, std::fabs(q[c]));
   std::fill(codes, codes + stride, int8_t{0});
   *sum = 0;
-  const float scale = most / 127.0f;
-  if (!(scale > 0)) return 0;
+  if (!(most >= kSmallestQuantized)) return 0;
   const float inverse = 127.0f / most;
   for (size_t c = 0; c < dim; ++c) {
     codes[c] = static_cast<int8_t>(std::lrintf(q[c] * inverse));
     *sum += codes[c];
   }
-  return scale;
+  return most / 127.0f;
 }
 
 void KeyDots(const uint8_t* tiles, int bits, size_t count, size_t dim, const RowScale* scales,
@@ -95,19 +94,22 @@ void Softmax(const SoftmaxBlock& block) {
   }
 }
 
-float QuantizeWeights(const float* in, size_t tokens, const RowScale* scales, int bits, int16_t* out, float* zeros) {
-  float most = 0;
-  for (size_t t = 0; t < tokens; ++t) most = std::max(most, in[t] * ScaleStep(scales[t]));
-  *zeros = 0;
-  std::fill(out, out + tokens, int16_t{0});
-  const float unit = most / static_cast<float>(kLargestWeight);
-  if (!(unit > 0)) return 0;
-  const float inverse = static_cast<float>(kLargestWeight) / most;
-  for (size_t t = 0; t < tokens; ++t) {
-    out[t] = static_cast<int16_t>(std::lrintf(in[t] * ScaleStep(scales[t]) * inverse));
-    *zeros += static_cast<float>(out[t]) * ZeroCode(ScaleGrid(scales[t]), bits);
+void QuantizeWeights(const float* in, size_t stride, size_t tokens, size_t rows, const RowScale* scales, int bits,
+                     int16_t* out, float* unit, float* zeros) {
+  for (size_t row = 0; row < rows; ++row, in += stride, out += stride) {
+    float most = 0;
+    for (size_t t = 0; t < tokens; ++t) most = std::max(most, in[t] * ScaleStep(scales[t]));
+    unit[row] = 0;
+    zeros[row] = 0;
+    std::fill(out, out + tokens, int16_t{0});
+    if (!(most >= kSmallestQuantized)) continue;
+    unit[row] = most / static_cast<float>(kLargestWeight);
+    const float inverse = static_cast<float>(kLargestWeight) / most;
+    for (size_t t = 0; t < tokens; ++t) {
+      out[t] = static_cast<int16_t>(std::lrintf(in[t] * ScaleStep(scales[t]) * inverse));
+      zeros[row] += static_cast<float>(out[t]) * ZeroCode(ScaleGrid(scales[t]), bits);
+    }
   }
-  return unit;
 }
 
 void ValueSums(const uint8_t* tiles, int bits, size_t count, size_t dim, const int16_t* weights, size_t stride,

@@ -1,0 +1,271 @@
+// Dot products of bytes, and of 16-bit numbers, which Highway lacks or does not have for all sets. Included once for
+// each target, by attend_simd.cc.
+//
+// A set has a class of them, Pairs or Fours, with
+//   KeySum<bits>  sums of four channels' products of as many keys as a vector of bytes has 32-bit lanes
+//   ValueSum      the same of four tokens' products of as many channels
+//   ValueCodes    codes of four tokens as ValueSum takes them
+//   StoreWeights  the weights of tokens as ValueSum takes them: 8 bytes for four tokens
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace qkvshare {
+namespace HWY_NAMESPACE {
+namespace {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+template <class D>
+using Vec = hn::Vec<D>;
+template <class V>
+using Of = hn::DFromV<V>;
+
+// Vectors of a tile's bytes. At most a line of a tile: 16 tokens (or channels) of four bytes.
+using Bytes = hn::CappedTag<uint8_t, 64>;
+using Floats = hn::Repartition<float, Bytes>;
+template <class D8>
+using IntsOf = hn::Repartition<int32_t, D8>;
+template <class D8>
+using WordsOf = hn::Repartition<int16_t, D8>;
+
+template <class F, size_t... kIndex>
+HWY_INLINE void ForIndicesIn(const F& f, std::index_sequence<kIndex...>) {
+  (f(std::integral_constant<int, static_cast<int>(kIndex)>()), ...);
+}
+// f(0), f(1) .. as constants.
+template <size_t kCount, class F>
+HWY_INLINE void ForIndices(const F& f) {
+  ForIndicesIn(f, std::make_index_sequence<kCount>());
+}
+
+// Calls block(row, rows) with rows a constant, at most kMost.
+template <size_t kMost, class Block>
+HWY_INLINE void ForRowBlocks(size_t rows, const Block& block) {
+  size_t row = 0;
+  for (; row + kMost <= rows; row += kMost) block(row, std::integral_constant<size_t, kMost>());
+  if constexpr (kMost > 1) {
+    if (row < rows) {
+      ForRowBlocks<kMost - 1>(rows - row, [&](size_t r, auto n) HWY_ATTR { block(row + r, n); });
+    }
+  }
+}
+
+// The four bytes at `at`, over and over.
+template <class D8>
+HWY_INLINE Vec<D8> Repeated(D8 d, const void* at) {
+  int32_t four;
+  std::memcpy(&four, at, sizeof four);
+  return hn::BitCast(d, hn::Set(IntsOf<D8>(), four));
+}
+
+// Of each byte the code that is `kIndex` places up from its low bits.
+template <int kBits, int kIndex, class V8>
+HWY_INLINE V8 Unpacked(V8 packed) {
+  if constexpr (kBits == 8) {
+    return packed;
+  } else {
+    const Of<V8> d;
+    const hn::Repartition<uint16_t, Of<V8>> du;
+    const auto mask = hn::Set(d, static_cast<uint8_t>((1 << kBits) - 1));
+    if constexpr (kIndex == 0) return hn::And(packed, mask);
+    return hn::And(hn::BitCast(d, hn::ShiftRight<kIndex * kBits>(hn::BitCast(du, packed))), mask);
+  }
+}
+
+// ---- With products of two ----
+
+// Products of bytes, summed in pairs: those of 8-bit codes would not fit 16 bits.
+template <class V8>
+HWY_INLINE Vec<WordsOf<Of<V8>>> PairProducts(V8 codes, V8 signed_bytes) {
+#if HWY_TARGET == HWY_NEON
+  const int8x16_t a = vreinterpretq_s8_u8(codes.raw);
+  const int8x16_t b = vreinterpretq_s8_u8(signed_bytes.raw);
+  return Vec<WordsOf<Of<V8>>>(
+      vpaddq_s16(vmull_s8(vget_low_s8(a), vget_low_s8(b)), vmull_s8(vget_high_s8(a), vget_high_s8(b))));
+#else
+  if constexpr (sizeof(V8) == 64) {
+    return Vec<WordsOf<Of<V8>>>{_mm512_maddubs_epi16(codes.raw, signed_bytes.raw)};
+  } else {
+    return Vec<WordsOf<Of<V8>>>{_mm256_maddubs_epi16(codes.raw, signed_bytes.raw)};
+  }
+#endif
+}
+
+template <class V16>
+HWY_INLINE Vec<hn::Repartition<int32_t, Of<V16>>> WordProducts(V16 a, V16 b) {
+  using V32 = Vec<hn::Repartition<int32_t, Of<V16>>>;
+#if HWY_TARGET == HWY_NEON
+  return V32(vpaddq_s32(vmull_s16(vget_low_s16(a.raw), vget_low_s16(b.raw)),
+                        vmull_s16(vget_high_s16(a.raw), vget_high_s16(b.raw))));
+#else
+  if constexpr (sizeof(V16) == 64) {
+    return V32{_mm512_madd_epi16(a.raw, b.raw)};
+  } else {
+    return V32{_mm256_madd_epi16(a.raw, b.raw)};
+  }
+#endif
+}
+
+// Sums in registers at once: 32 with AVX-512 and NEON, 16 with AVX2.
+inline constexpr size_t kRegisters = HWY_TARGET == HWY_AVX2 ? 16 : 32;
+
+struct Pairs {
+  template <int kBits>
+  static constexpr size_t kKeySums = kRegisters / 2 / (kBits == 8 ? 2 : 1);
+  template <int kBits>
+  static constexpr size_t kKeyRows = std::min<size_t>(kKeySums<kBits>, 8);
+  static constexpr size_t kValueSums = kRegisters / 2;
+  static constexpr size_t kValueRows = 8;
+
+  // Pairs are added up in 16 bits for a while. 8-bit codes are taken as two of 4 bits.
+  template <int kBits>
+  struct KeySum {
+    static constexpr int kParts = kBits == 8 ? 2 : 1;
+    static constexpr int kLargest = kBits == 2 ? 3 : 15;
+    static constexpr size_t kGroups = 32767 / (2 * 127 * kLargest) / (8 / kBits);  // before Widen
+
+    Vec<IntsOf<Bytes>> total;
+    Vec<WordsOf<Bytes>> part[kParts];
+
+    HWY_INLINE KeySum() : total(hn::Zero(IntsOf<Bytes>())) {
+      for (auto& p : part) p = hn::Zero(WordsOf<Bytes>());
+    }
+    HWY_INLINE void Add(Vec<Bytes> codes, Vec<Bytes> query) {
+      if constexpr (kParts == 1) {
+        part[0] = hn::Add(part[0], PairProducts(codes, query));
+      } else {
+        part[0] = hn::Add(part[0], PairProducts(Unpacked<4, 0>(codes), query));
+        part[1] = hn::Add(part[1], PairProducts(Unpacked<4, 1>(codes), query));
+      }
+    }
+    HWY_INLINE void Widen() {
+      int16_t factor = 1;
+      for (auto& p : part) {
+        total = hn::Add(total, WordProducts(p, hn::Set(WordsOf<Bytes>(), factor)));
+        p = hn::Zero(WordsOf<Bytes>());
+        factor = 16;
+      }
+    }
+  };
+
+  // Tokens 0 and 2, 1 and 3 of four.
+  template <class D8>
+  struct ValueCodes {
+    Vec<WordsOf<D8>> even, odd;
+  };
+  template <int kBits, int kIndex, class V8>
+  static HWY_INLINE ValueCodes<Of<V8>> UnpackValues(V8 packed) {
+    const hn::Repartition<uint16_t, Of<V8>> du;
+    const WordsOf<Of<V8>> d;
+    const auto mask = hn::Set(du, static_cast<uint16_t>((1 << kBits) - 1));
+    auto even = hn::BitCast(du, packed);
+    if constexpr (kIndex > 0) even = hn::ShiftRight<kIndex * kBits>(even);
+    auto odd = hn::ShiftRight<8 + kIndex * kBits>(hn::BitCast(du, packed));
+    if constexpr ((kIndex + 1) * kBits < 8) odd = hn::And(odd, mask);
+    return {hn::BitCast(d, hn::And(even, mask)), hn::BitCast(d, odd)};
+  }
+
+  template <class D8>
+  struct ValueSum {
+    Vec<IntsOf<D8>> total;
+
+    HWY_INLINE ValueSum() : total(hn::Zero(IntsOf<D8>())) {}
+    HWY_INLINE void Add(const ValueCodes<D8>& codes, const int16_t* weights) {
+      const WordsOf<D8> d;
+      total = hn::Add(total, WordProducts(codes.even, hn::BitCast(d, Repeated(D8(), weights))));
+      total = hn::Add(total, WordProducts(codes.odd, hn::BitCast(d, Repeated(D8(), weights + 2))));
+    }
+    HWY_INLINE Vec<IntsOf<D8>> Total() const { return total; }
+  };
+
+  template <class V32>
+  static HWY_INLINE void StoreWeights(V32 weights, int16_t* out) {
+    const Of<V32> d;
+    const hn::Rebind<int16_t, Of<V32>> d16;
+    // 0, 2, 1, 3 of each four.
+    alignas(64) static constexpr int32_t kOrder[16] = {0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15};
+    hn::StoreU(hn::DemoteTo(d16, hn::TableLookupLanes(weights, hn::SetTableIndices(d, kOrder))), d16, out);
+  }
+};
+
+// ---- With products of four ----
+
+#if HWY_TARGET == HWY_AVX3
+
+// AVX-512 VNNI, by the names of its instructions: not all CPUs of this target have them. A 256-bit one could also be
+// encoded for AVX-VNNI, which these CPUs need not have.
+template <class V32, class V8>
+HWY_INLINE V32 AddFourProducts(V32 sum, V8 codes, V8 signed_bytes) {
+  if constexpr (sizeof(V8) == 64) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum.raw) : "v"(codes.raw), "v"(signed_bytes.raw));
+  } else {
+    asm("%{evex%} vpdpbusd %2, %1, %0" : "+v"(sum.raw) : "v"(codes.raw), "v"(signed_bytes.raw));
+  }
+  return sum;
+}
+
+struct Fours {
+  template <int kBits>
+  static constexpr size_t kKeySums = 16;
+  template <int kBits>
+  static constexpr size_t kKeyRows = 8;
+  static constexpr size_t kValueSums = 8;
+  static constexpr size_t kValueRows = 8;
+
+  template <int kBits>
+  struct KeySum {
+    static constexpr size_t kGroups = kMaxHeadDim;
+
+    Vec<IntsOf<Bytes>> total;
+
+    HWY_INLINE KeySum() : total(hn::Zero(IntsOf<Bytes>())) {}
+    HWY_INLINE void Add(Vec<Bytes> codes, Vec<Bytes> query) { total = AddFourProducts(total, codes, query); }
+    HWY_INLINE void Widen() {}
+  };
+
+  template <class D8>
+  struct ValueCodes {
+    Vec<D8> four;
+  };
+  template <int kBits, int kIndex, class V8>
+  static HWY_INLINE ValueCodes<Of<V8>> UnpackValues(V8 packed) {
+    return {Unpacked<kBits, kIndex>(packed)};
+  }
+
+  // Weights are 256 * high + low, both signed bytes.
+  template <class D8>
+  struct ValueSum {
+    Vec<IntsOf<D8>> high, low;
+
+    HWY_INLINE ValueSum() : high(hn::Zero(IntsOf<D8>())), low(hn::Zero(IntsOf<D8>())) {}
+    HWY_INLINE void Add(const ValueCodes<D8>& codes, const int16_t* weights) {
+      high = AddFourProducts(high, codes.four, Repeated(D8(), weights));
+      low = AddFourProducts(low, codes.four, Repeated(D8(), weights + 2));
+    }
+    HWY_INLINE Vec<IntsOf<D8>> Total() const { return hn::Add(hn::ShiftLeft<8>(high), low); }
+  };
+
+  template <class V32>
+  static HWY_INLINE void StoreWeights(V32 weights, int16_t* out) {
+    const Of<V32> d;
+    const hn::Rebind<int16_t, Of<V32>> d16;
+    const hn::Repartition<uint8_t, decltype(d16)> d8;
+    // The high byte of weight + 128 is `high`, the low one `low` + 128.
+    const auto halves = hn::Xor(hn::Add(weights, hn::Set(d, 0x80)), hn::Set(d, 0x80));
+    const Vec<decltype(d16)> words{_mm512_cvtepi32_epi16(halves.raw)};
+    alignas(16) static constexpr uint8_t kOrder[16] = {1, 3, 5, 7, 0, 2, 4, 6, 9, 11, 13, 15, 8, 10, 12, 14};
+    hn::StoreU(hn::BitCast(d16, hn::TableLookupBytes(hn::BitCast(d8, words), hn::LoadDup128(d8, kOrder))), d16, out);
+  }
+};
+
+#endif
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace qkvshare
+HWY_AFTER_NAMESPACE();
