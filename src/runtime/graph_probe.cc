@@ -16,16 +16,8 @@
 namespace qkvshare {
 namespace {
 
-// Places of GGML_OP_ROPE's parameters (ggml.c, ggml_rope_impl).
-enum RopeParam {
-  kRopeDims = 1,
-  kRopeMode = 2,
-  kRopeBase = 5,
-  kRopeScale = 6,
-  kRopeExtFactor = 7,
-  kRopeAttnFactor = 8,
-  kRopeParams = 15
-};
+// Of GGML_OP_ROPE's parameters, those in the digest.
+constexpr size_t kDigestParams = 15;
 
 // Whether x is the orthonormal Hadamard matrix: +-1/sqrt(n) by the parity of the bits that row and column share.
 bool IsHadamard(const ggml_tensor* x) {
@@ -119,7 +111,7 @@ void GraphProbe::Describe(const ggml_tensor* node) {
 void GraphProbe::DescribeRope(const ggml_tensor* node) {
   std::vector<uint8_t> rope;
   ByteWriter writer(&rope);
-  writer.PutBytes(node->op_params, kRopeParams * sizeof(int32_t));
+  writer.PutBytes(node->op_params, kDigestParams * sizeof(int32_t));
   if (const ggml_tensor* factors = node->src[2]; factors != nullptr) {
     const size_t at = rope.size();
     rope.resize(at + ggml_nbytes(factors));
