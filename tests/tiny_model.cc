@@ -115,6 +115,7 @@ class Writer {
   void AddConvolution(const std::string& layer);
 
   bool HasPostNorms() const { return spec_.architecture == "gemma3" || spec_.architecture == "plamo3"; }
+  bool HasBiases() const { return spec_.architecture == "qwen2" || spec_.architecture == "qwen2vl"; }
   bool IsHybrid() const { return spec_.architecture == "lfm2"; }
   bool IsConvolution(int layer) const { return IsHybrid() && layer % 2 == 0; }
 
@@ -149,9 +150,9 @@ void Writer::AddTokenizer() {
   gguf_context* gguf = gguf_.get();
   gguf_set_val_str(gguf, "tokenizer.ggml.model", "gpt2");
   gguf_set_val_str(gguf, "tokenizer.ggml.pre",
-                   !spec_.pre.empty()              ? spec_.pre.c_str()
-                   : spec_.architecture == "qwen2" ? "qwen2"
-                                                   : "smollm");
+                   !spec_.pre.empty() ? spec_.pre.c_str()
+                   : HasBiases()      ? "qwen2"
+                                      : "smollm");
   set_strings("tokenizer.ggml.tokens", tokens);
   gguf_set_arr_data(gguf, "tokenizer.ggml.token_type", GGUF_TYPE_INT32, types.data(), types.size());
   set_strings("tokenizer.ggml.merges", merges);
@@ -177,8 +178,13 @@ void Writer::AddAttentionMetadata() {
   }
   SetInt("attention.key_length", spec_.key_dim);
   SetInt("attention.value_length", spec_.value_dim);
-  SetInt("rope.dimension_count", spec_.key_dim);
+  SetInt("rope.dimension_count", spec_.rope_dims);
   SetFloat("rope.freq_base", spec_.rope_base);
+  if (spec_.architecture == "qwen2vl") {
+    const std::array<int32_t, 4> sections = {spec_.key_dim / 8, spec_.key_dim / 8, spec_.key_dim / 4, 0};
+    gguf_set_arr_data(gguf_.get(), Key("rope.dimension_sections").c_str(), GGUF_TYPE_INT32, sections.data(),
+                      sections.size());
+  }
   if (spec_.sliding_window > 0) AddWindowMetadata();
   if (spec_.long_rope) {
     gguf_set_val_str(gguf_.get(), Key("rope.scaling.type").c_str(), "longrope");
@@ -271,7 +277,7 @@ void Writer::AddAttention(const std::string& layer) {
     AddMatrix(layer + "attn_k.weight", spec_.embed, k_outputs, kProjectionStd);
     AddMatrix(layer + "attn_v.weight", spec_.embed, v_outputs, 1.0F);
   }
-  if (spec_.architecture == "qwen2") {
+  if (HasBiases()) {
     AddVector(layer + "attn_q.bias", q_outputs, 0.0F, 0.3F);
     AddKeyBias(layer + "attn_k.bias");
     AddVector(layer + "attn_v.bias", v_outputs, 0.0F, 0.1F);
@@ -361,14 +367,15 @@ Status Writer::Write(const std::string& path) {
 }
 
 bool NeedsSquareAttention(const TinyModelSpec& spec) {
-  return spec.architecture == "qwen2" || spec.architecture == "lfm2";
+  return spec.architecture == "qwen2" || spec.architecture == "qwen2vl" || spec.architecture == "lfm2";
 }
 
 Status Check(const TinyModelSpec& spec) {
   const auto invalid = [](const char* why) {
     return Status(StatusCode::kInvalidArgument, std::string("tiny model: ") + why);
   };
-  const std::initializer_list<const char*> known = {"llama", "qwen2", "gemma3", "plamo3", "mamba", "lfm2"};
+  const std::initializer_list<const char*> known = {"llama",  "smollm3", "qwen2", "qwen2vl",
+                                                    "gemma3", "plamo3",  "mamba", "lfm2"};
   if (std::find(known.begin(), known.end(), spec.architecture) == known.end()) return invalid("unknown architecture");
   const bool may_window = spec.architecture == "gemma3" || spec.architecture == "plamo3";
   if (spec.layers < 1 || spec.heads < 1 || spec.kv_heads < 1 || spec.key_dim < 4 || spec.key_dim % 2 != 0) {
@@ -379,9 +386,13 @@ Status Check(const TinyModelSpec& spec) {
     return invalid("value_dim != key_dim needs plamo3");
   }
   if (spec.sliding_window > 0 && !may_window) return invalid("a sliding window needs gemma3 or plamo3");
+  if (spec.rope_dims < 2 || spec.rope_dims % 2 != 0 || spec.rope_dims > spec.key_dim) {
+    return invalid("rope_dims is odd or no part of key_dim");
+  }
+  if (spec.rope_dims != spec.key_dim && !may_window) return invalid("rope_dims != key_dim needs gemma3 or plamo3");
   if (spec.long_rope && spec.architecture != "llama") return invalid("long_rope needs llama");
   if (NeedsSquareAttention(spec) && spec.embed != spec.heads * spec.key_dim) {
-    return invalid("qwen2 and lfm2 need embed = heads * key_dim");
+    return invalid("qwen2, qwen2vl and lfm2 need embed = heads * key_dim");
   }
   return {};
 }
@@ -391,6 +402,7 @@ Status Check(const TinyModelSpec& spec) {
 Status WriteTinyModel(const TinyModelSpec& given, const std::string& path) {
   TinyModelSpec spec = given;
   if (spec.value_dim == 0) spec.value_dim = spec.key_dim;
+  if (spec.rope_dims == 0) spec.rope_dims = spec.key_dim;
   if (spec.embed == 0) spec.embed = NeedsSquareAttention(spec) ? spec.heads * spec.key_dim : 128;
   if (spec.ff == 0) spec.ff = 2 * spec.embed;
   if (spec.rope_base_window == 0.0F) spec.rope_base_window = spec.rope_base;

@@ -16,19 +16,22 @@ inline constexpr char kChatMl[] =
 // Two specs that differ in seed have the same shapes and other weights; specs that differ in anything else have the
 // same values in all tensors of the same name and shape.
 struct TinyModelSpec {
-  // "llama":  interleaved RoPE.
-  // "qwen2":  NEOX RoPE and Q, K and V biases, with a few large outliers in K's; embed must be heads * key_dim.
-  // "gemma3": Q and K norms, NEOX RoPE, may have a sliding window with its own RoPE base.
-  // "plamo3": as gemma3, and the only one here that takes value_dim != key_dim.
-  // "mamba":  recurrent, no attention at all; uses only layers, embed, vocab and the tokenizer's settings.
-  // "lfm2":   hybrid: layers 0, 2, 4... are convolutions, the others attention as llama's; embed as qwen2's.
+  // "llama":   interleaved RoPE.
+  // "smollm3": as llama, but layers 3, 7, 11... have no RoPE.
+  // "qwen2":   NEOX RoPE and Q, K and V biases, with a few large outliers in K's; embed must be heads * key_dim.
+  // "qwen2vl": as qwen2, with RoPE of several positions a token (MROPE).
+  // "gemma3":  Q and K norms, NEOX RoPE, may have a sliding window with its own RoPE base.
+  // "plamo3":  as gemma3, and the only one here that takes value_dim != key_dim.
+  // "mamba":   recurrent, no attention at all; uses only layers, embed, vocab and the tokenizer's settings.
+  // "lfm2":    hybrid: layers 0, 2, 4... are convolutions, the others attention as llama's; embed as qwen2's.
   std::string architecture = "llama";
   int layers = 2;
   int heads = 4;
   int kv_heads = 2;
   int key_dim = 64;
   int value_dim = 0;  // 0: key_dim
-  int embed = 0;      // 0: heads * key_dim for qwen2 and lfm2, else 128
+  int rope_dims = 0;  // that RoPE turns, the first of a head; 0: key_dim; others for gemma3 and plamo3 only
+  int embed = 0;      // 0: heads * key_dim for qwen2, qwen2vl and lfm2, else 128
   int ff = 0;         // 0: 2 * embed
   int vocab = 0;      // 0: as many as the tokenizer needs; more are padded with unused tokens
   float rope_base = 10000.0F;
@@ -40,7 +43,7 @@ struct TinyModelSpec {
   bool nan_logits = false;        // its output is no numbers, though its cache is
   int context = 2048;
   bool add_bos = false;
-  std::string pre;                      // tokenizer.ggml.pre; empty: qwen2's for qwen2, else smollm's
+  std::string pre;                      // tokenizer.ggml.pre; empty: qwen2's for qwen2 and qwen2vl, else smollm's
   std::string chat_template = kChatMl;  // empty: none
   uint32_t seed = 1;
 };

@@ -299,6 +299,8 @@ TEST_F(TinyModel, RefusesShapesThatTheArchitectureCannotHave) {
   EXPECT_EQ(code([](TinyModelSpec& s) { s.sliding_window = 8; }), StatusCode::kInvalidArgument);
   EXPECT_EQ(code([](TinyModelSpec& s) { s.kv_heads = 3; }), StatusCode::kInvalidArgument);
   EXPECT_EQ(code([](TinyModelSpec& s) { s.architecture = "qwen2", s.embed = 64; }), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code([](TinyModelSpec& s) { s.rope_dims = 32; }), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code([](TinyModelSpec& s) { s.architecture = "gemma3", s.rope_dims = 33; }), StatusCode::kInvalidArgument);
   TinyModelSpec spec;
   EXPECT_EQ(WriteTinyModel(spec, (folder_ / "missing" / "model.gguf").string()).code(), StatusCode::kIo);
 }

@@ -1,5 +1,7 @@
 #include "runtime/graph_probe.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -12,6 +14,7 @@
 #include "ggml-backend.h"
 #include "ggml.h"
 #include "runtime/graph_nodes.h"
+#include "runtime/graph_rope.h"
 
 namespace qkvshare {
 namespace {
@@ -38,13 +41,8 @@ bool IsHadamard(const ggml_tensor* x) {
 
 // The matrix that x was multiplied by last, where that is no weight of the model but an input of the graph.
 const ggml_tensor* RotationOf(const ggml_tensor* x) {
-  constexpr ggml_op kSameValues[] = {GGML_OP_VIEW, GGML_OP_RESHAPE, GGML_OP_PERMUTE, GGML_OP_TRANSPOSE, GGML_OP_CONT};
-  while (std::find(std::begin(kSameValues), std::end(kSameValues), x->op) != std::end(kSameValues)) x = x->src[0];
-  if (x->op != GGML_OP_MUL_MAT) return nullptr;
-  const ggml_tensor* matrix = x->src[0];
-  const bool is_input = (matrix->flags & GGML_TENSOR_FLAG_INPUT) != 0 ||
-                        std::string_view(matrix->name).find("attn_inp_") != std::string_view::npos;  // a copy of one
-  return is_input ? matrix : nullptr;
+  while (IsView(x) || x->op == GGML_OP_CONT) x = x->src[0];
+  return x->op == GGML_OP_MUL_MAT && IsGraphInput(x->src[0]) ? x->src[0] : nullptr;
 }
 
 // Whether a query sees each of the first cells: the mask's last row is 0 there, and -infinity elsewhere.
@@ -81,6 +79,9 @@ void GraphProbe::StartDescribing() {
   first_rope_ = {};
   layers_.clear();
   next_key_rotation_ = next_value_rotation_ = 0;
+  next_keys_ = next_values_ = nullptr;
+  next_ropes_.clear();
+  rope_status_ = {};
   problem_ = {};
 }
 
@@ -90,7 +91,7 @@ Result<GraphProbe::Description> GraphProbe::FinishDescribing() {
   const auto has_values = [](const Layer& layer) { return layer.shape.value_dim > 0; };
   if (layers_.empty() || !std::all_of(layers_.begin(), layers_.end(), has_values))
     return Status(StatusCode::kUnsupported, "llama.cpp's attention for this model and device is not as expected");
-  return Description{Blake2b(ropes_), first_rope_, std::move(layers_)};
+  return Description{Blake2b(ropes_), first_rope_, std::move(layers_), rope_status_};
 }
 
 void GraphProbe::Refuse(const char* what) {
@@ -109,6 +110,7 @@ void GraphProbe::Describe(const ggml_tensor* node) {
 }
 
 void GraphProbe::DescribeRope(const ggml_tensor* node) {
+  next_ropes_.push_back(node);
   std::vector<uint8_t> rope;
   ByteWriter writer(&rope);
   writer.PutBytes(node->op_params, kDigestParams * sizeof(int32_t));
@@ -130,6 +132,7 @@ void GraphProbe::DescribeRope(const ggml_tensor* node) {
 void GraphProbe::DescribeStore(const ggml_tensor* node) {
   const bool keys = CacheLayer(node, Side::kKeys) >= 0;
   if (!keys && CacheLayer(node, Side::kValues) < 0) return;
+  (keys ? next_keys_ : next_values_) = node->src[0];
   uint32_t& rotation = keys ? next_key_rotation_ : next_value_rotation_;
   rotation = 0;
   const ggml_tensor* matrix = RotationOf(node->src[0]);
@@ -164,6 +167,24 @@ void GraphProbe::AddLayer(const ggml_tensor* q, const ggml_tensor* k, size_t val
   layer.shape = {static_cast<uint32_t>(k->ne[2]), static_cast<uint32_t>(k->ne[0]), static_cast<uint32_t>(value_dim)};
   layer.key_rotation = next_key_rotation_;
   layer.value_rotation = next_value_rotation_;
+  AddRope(q);
+}
+
+// What came since the last layer's attention belongs to this one.
+void GraphProbe::AddRope(const ggml_tensor* q) {
+  const std::vector<const ggml_tensor*> ropes = std::exchange(next_ropes_, {});
+  const ggml_tensor* keys = std::exchange(next_keys_, nullptr);
+  const ggml_tensor* values = std::exchange(next_values_, nullptr);
+  Result<LayerRope> rope = Status(StatusCode::kUnsupported, "it does not store keys and values of its own");
+  if (keys != nullptr && values != nullptr) rope = FindRope(q, keys, values, ropes);
+  if (rope) {
+    layers_.back().rope = std::move(*rope);
+  } else if (rope_status_.ok()) {
+    rope_status_ = {rope.status().code(),
+                    fmt::format("layer {}: {}; cards of this model can be used only at the positions that they were "
+                                "made at",
+                                layers_.size() - 1, rope.status().message())};
+  }
 }
 
 void GraphProbe::DescribeMask(const ggml_tensor* mask, float max_bias) {

@@ -11,6 +11,7 @@
 #include "policy/attention_window.h"
 #include "qkvshare/status.h"
 #include "quant/kv_view.h"
+#include "runtime/rope.h"
 
 struct ggml_tensor;
 
@@ -28,11 +29,14 @@ class GraphProbe {
     uint32_t key_rotation = 0, value_rotation = 0;
     // Of the first cells: bit i tells whether the last query sees cell i.
     uint32_t visible_cells = 0;
+    LayerRope rope;  // of queries and keys, before key_rotation
   };
   struct Description {
     Digest rope{};  // of every distinct RoPE in graph order, frequency factors included
     RopeParams first_rope;
     std::vector<Layer> layers;
+    // Whether every layer's rope is known; kUnsupported names the first layer where it is not, and why.
+    Status rope_status;
   };
   // The next decode records RoPE nodes and attention, until Finish.
   void StartDescribing();
@@ -55,6 +59,7 @@ class GraphProbe {
   void DescribeScores(const ggml_tensor* node);
   void DescribeMask(const ggml_tensor* mask, float max_bias);
   void AddLayer(const ggml_tensor* q, const ggml_tensor* k, size_t value_dim);
+  void AddRope(const ggml_tensor* q);
   void Refuse(const char* what);
   void Capture(const ggml_tensor* node);
 
@@ -65,7 +70,11 @@ class GraphProbe {
   std::vector<uint8_t> last_rope_;
   RopeParams first_rope_;
   std::vector<Layer> layers_;
-  uint32_t next_key_rotation_ = 0, next_value_rotation_ = 0;  // of the layer whose attention comes next
+  // Of the layer whose attention comes next.
+  uint32_t next_key_rotation_ = 0, next_value_rotation_ = 0;
+  const ggml_tensor *next_keys_ = nullptr, *next_values_ = nullptr;  // that it stores
+  std::vector<const ggml_tensor*> next_ropes_;
+  Status rope_status_;
   Status problem_;
   std::vector<LayerQueries> queries_;
 };
