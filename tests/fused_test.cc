@@ -196,6 +196,41 @@ TEST_F(FusedTest, DeltaCardsContinueTheCardsThatWereReceived) {
   EXPECT_EQ(untouched->tokens(), next);
 }
 
+// Fan-in: two cards that know nothing of each other, the second moved to where the first ends, by turning queries or by
+// turning its keys.
+TEST_F(FusedTest, ACardAtAnotherPlaceIsThatWithItsKeysTurned) {
+  for (const char* architecture : {"llama", "qwen2", "gemma3"}) {
+    TinyModelSpec spec;
+    spec.architecture = architecture;
+    spec.half_matrices = false;
+    spec.sliding_window = std::string(architecture) == "gemma3" ? 200 : 0;
+    spec.rope_base_window = 500;
+    const auto model = LoadTiny(spec, std::string(architecture) + ".gguf");
+    const auto a = MakeSession(*model);
+    Prefill(a.get(), prefix_);
+    const auto b = MakeSession(*model);
+    Prefill(b.get(), SomeTokens(90, 17));
+    const std::shared_ptr<const Card> cards[] = {std::make_shared<const Card>(PackCard(*a, 8)),
+                                                 std::make_shared<const Card>(PackCard(*b, 8))};
+    const std::vector<CardPart> parts = Take(PlaceCards(cards));
+    EXPECT_EQ(parts[1].shift(), 150);
+    const auto fused = MakeSession(*model, FusedOptions());
+    const auto restored = MakeSession(*model);
+    EXPECT_EQ(Take(InjectCards(parts, InjectMode::kAuto, fused.get())).mode, InjectMode::kFused);
+    EXPECT_EQ(Take(InjectCards(parts, InjectMode::kRestore, restored.get())).mode, InjectMode::kRestore);
+    EXPECT_EQ(fused->tokens(), restored->tokens());
+    Prefill(fused.get(), suffix_);
+    Prefill(restored.get(), suffix_);
+    EXPECT_LT(RelativeError(Logits(*fused), Logits(*restored)), kPackedError) << architecture;
+    // Without the turn it would be something else.
+    const auto unturned = MakeSession(*model);
+    ASSERT_TRUE(Restore(*cards[0], 150, unturned.get()).ok());
+    Prefill(unturned.get(), SomeTokens(90, 17));
+    Prefill(unturned.get(), suffix_);
+    EXPECT_GT(RelativeError(Logits(*unturned), Logits(*restored)), 2 * kPackedError) << architecture;
+  }
+}
+
 TEST_F(FusedTest, WhatIsInEffectIsReported) {
   const std::shared_ptr<const Card> cards[] = {std::make_shared<const Card>(PackCard(*sender_, 4))};
   const std::vector<CardPart> parts = Take(PlaceCards(cards));

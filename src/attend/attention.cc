@@ -304,10 +304,8 @@ void AttentionWorker::AttendBlock(const AttentionPlan::Item& item, const TokenBl
   }
   const auto [codes, scales] = Tiles(Side::kValues, layer.values, value_block, block);
   int16_t* weights = scratch_.weights.data();
-  for (size_t row = 0; row < rows.count; ++row) {
-    scratch_.unit[row] = attend_.quantize_weights(scores + row * kMaxBlockTokens, tiles * kTileTokens, scales,
-                                                  values.bits, weights + row * kMaxBlockTokens, &scratch_.zeros[row]);
-  }
+  attend_.quantize_weights(scores, kMaxBlockTokens, tiles * kTileTokens, rows.count, scales, values.bits, weights,
+                           scratch_.unit.data(), scratch_.zeros.data());
   attend_.value_sums(codes, values.bits, tiles, shape_.value_dim, weights, kMaxBlockTokens, scratch_.unit.data(),
                      scratch_.zeros.data(), rows.count, rows.packed_values);
 }

@@ -117,7 +117,8 @@ Status FusedAttention::CheckNode(const ggml_tensor* node, int layer) const {
   };
   const ggml_tensor *q = node->src[0], *k = node->src[1], *v = node->src[2], *mask = node->src[3];
   const Card& card = call_.sources.front().card.card->card();
-  if (layer < 0 || static_cast<size_t>(layer) >= card.layers()) return unsupported("is not over one cache a layer");
+  if (layer < 0 || static_cast<size_t>(layer) >= std::min(card.layers(), layers_.size()))
+    return unsupported("is not over one cache a layer");
   for (const ggml_tensor* tensor : {static_cast<const ggml_tensor*>(node), q, k, v, mask}) {
     if (tensor == nullptr || !IsOnCpu(tensor)) return unsupported("is not computed by the CPU");
   }
@@ -155,6 +156,23 @@ const AttentionPlan& FusedAttention::PlanFor(const AttentionShape& shape) {
   return *plan;
 }
 
+// Of each source; null where it lies where it was packed.
+std::vector<const RopeShift*> FusedAttention::ShiftsOf(size_t layer) {
+  std::vector<const RopeShift*> shifts;
+  for (const FusedCall::Source& source : call_.sources) {
+    const int32_t delta = source.card.shift();
+    if (delta == 0) {
+      shifts.push_back(nullptr);
+      continue;
+    }
+    const auto key = std::pair(layer, delta);
+    auto shift = shifts_.find(key);
+    if (shift == shifts_.end()) shift = shifts_.emplace(key, RopeShift(layers_[layer].rope, delta)).first;
+    shifts.push_back(&shift->second);
+  }
+  return shifts;
+}
+
 std::unique_ptr<AttentionRun> FusedAttention::MakeRun(ggml_tensor* node, int layer) {
   const ggml_tensor *q = node->src[0], *k = node->src[1], *v = node->src[2], *mask = node->src[3];
   AttentionShape shape;
@@ -168,7 +186,10 @@ std::unique_ptr<AttentionRun> FusedAttention::MakeRun(ggml_tensor* node, int lay
   attention.layer = static_cast<size_t>(layer);
   attention.scale = FloatParam(node, 0);
   attention.softcap = FloatParam(node, 2);
-  attention.window = windows_.empty() ? 0 : windows_[attention.layer];
+  attention.window = layers_[attention.layer].window;
+  attention.rotate = [shifts = ShiftsOf(attention.layer)](size_t source, float* query) {
+    shifts[source]->Apply(query);
+  };
   const ggml_tensor* sinks = node->src[kSinksSource];
   attention.sinks = sinks != nullptr ? DataOf<float>(sinks) : nullptr;
   attention.positions = call_.positions.data();

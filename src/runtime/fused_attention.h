@@ -5,18 +5,26 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "attend/attention.h"
 #include "qkvshare/status.h"
 #include "runtime/attached_card.h"
+#include "runtime/rope.h"
 
 struct ggml_tensor;
 
 namespace qkvshare {
+
+struct FusedLayer {
+  uint32_t window = 0;  // tokens that a query sees, itself included; 0: all
+  LayerRope rope;       // for cards at other positions than they were packed at
+};
 
 // One decode call: what its tokens attend to besides the context's own cache.
 struct FusedCall {
@@ -35,8 +43,8 @@ class FusedAttention {
   FusedAttention(const Kernels& kernels, const AttendKernels& attend);
   ~FusedAttention();
 
-  // Of each layer: tokens that a query sees, itself included; 0: all. Empty: all 0.
-  void SetWindows(std::vector<uint32_t> windows) { windows_ = std::move(windows); }
+  // What the model's layers are like; before the first call with sources.
+  void SetLayers(std::vector<FusedLayer> layers) { layers_ = std::move(layers); }
 
   // From here to End, attention goes over the call's sources; where it has none, the graph stays as it is.
   void Begin(FusedCall call);
@@ -62,11 +70,13 @@ class FusedAttention {
   Status CheckInputs(const ggml_tensor* node);
   Status CheckNode(const ggml_tensor* node, int layer) const;
   const AttentionPlan& PlanFor(const AttentionShape& shape);
+  std::vector<const RopeShift*> ShiftsOf(size_t layer);
   std::unique_ptr<AttentionRun> MakeRun(ggml_tensor* node, int layer);
 
   AttentionWorkspace workspace_;
   Params custom_params_;  // of an operation that calls Compute
-  std::vector<uint32_t> windows_;
+  std::vector<FusedLayer> layers_;
+  std::map<std::pair<size_t, int32_t>, RopeShift> shifts_;  // of a layer, by so many positions
   bool active_ = false;
   FusedCall call_;
   Status problem_;

@@ -24,7 +24,7 @@ class FusedContext {
   // The context's cb_eval, in two steps: others may look at the node in between, as llama.cpp made it.
   void BeforeNode(ggml_tensor* node) { attention_.TurnBack(node); }
   void AtNode(ggml_tensor* node) { attention_.TakeOver(node); }
-  void SetWindows(std::vector<uint32_t> windows) { attention_.SetWindows(std::move(windows)); }
+  void SetLayers(std::vector<FusedLayer> layers) { attention_.SetLayers(std::move(layers)); }
 
   // Cards of a sequence, by offset. kInvalidArgument where two overlap or one is empty, or longer than its card.
   Status Attach(int sequence, std::vector<PlacedCard> cards);

@@ -18,12 +18,8 @@ std::vector<int32_t> PositionsUpTo(uint32_t tokens) {
   return positions;
 }
 
-Status CheckPlace(const CardPart& part) {
-  if (part.shift() != 0) {
-    return {StatusCode::kUnsupported,
-            fmt::format("the card's first token is at position {}: a card cannot be moved, here to {}, yet",
-                        part.card->position_offset(), part.offset)};
-  }
+Status CheckPlace(const CardPart& part, const Session& session) {
+  if (part.shift() != 0) QKV_RETURN_IF_ERROR(session.rope_status());
   for (uint32_t i = 0; i < part.tokens; ++i) {
     if (part.card->positions()[i] == part.card->position_offset() + static_cast<int32_t>(i)) continue;
     return {StatusCode::kUnsupported, fmt::format("token {} of the card is at position {}: only cards without gaps can "
@@ -31,6 +27,17 @@ Status CheckPlace(const CardPart& part) {
                                                   i, part.card->positions()[i])};
   }
   return {};
+}
+
+// Turns keys that were packed at positions p to p + delta. rows: [tokens, kv_heads * dim].
+void MoveKeys(const LayerRope& rope, int32_t delta, const LayerShape& shape, size_t tokens, Half* rows) {
+  const RopeShift shift(rope, -delta);
+  std::vector<float> row(shape.row_values(Side::kKeys));
+  for (size_t token = 0; token < tokens; ++token, rows += row.size()) {
+    std::transform(rows, rows + row.size(), row.begin(), HalfToFloat);
+    shift.Apply(row.data(), shape.kv_heads, shape.key_dim);
+    std::transform(row.begin(), row.end(), rows, FloatToHalf);
+  }
 }
 
 }  // namespace
@@ -75,16 +82,20 @@ Status CheckCardFits(const Card& card, const Session& session) {
 Status RestoreCards(std::span<const CardPart> parts, Session* session, RestoreTimes* times, int sequence) {
   for (const CardPart& part : parts) QKV_RETURN_IF_ERROR(CheckCardFits(*part.card, *session));
   QKV_RETURN_IF_ERROR(CheckCardList(parts));
-  for (const CardPart& part : parts) QKV_RETURN_IF_ERROR(CheckPlace(part));
+  for (const CardPart& part : parts) QKV_RETURN_IF_ERROR(CheckPlace(part, *session));
   const uint32_t tokens = parts.empty() ? 0 : parts.back().end();
   if (tokens == 0) return {StatusCode::kInvalidArgument, "there is no card"};
   QKV_RETURN_IF_ERROR(session->CheckRoom(tokens, sequence));
   Stopwatch watch;
   QKV_ASSIGN_OR_RETURN(const Kernels* kernels, SelectKernels());
   const auto fill = [&](size_t layer, Side side, Half* rows) {
-    const size_t row = session->state_layout().shapes[layer].row_values(side);
-    for (const CardPart& part : parts)
-      QKV_RETURN_IF_ERROR(part.card->Unpack(*kernels, layer, side, part.tokens, rows + part.offset * row));
+    const LayerShape& shape = session->state_layout().shapes[layer];
+    for (const CardPart& part : parts) {
+      Half* first = rows + part.offset * shape.row_values(side);
+      QKV_RETURN_IF_ERROR(part.card->Unpack(*kernels, layer, side, part.tokens, first));
+      if (side == Side::kValues || part.shift() == 0) continue;
+      MoveKeys(session->rope(layer), part.shift(), shape, part.tokens, first);
+    }
     return Status();
   };
   QKV_ASSIGN_OR_RETURN(const std::vector<uint8_t> state,

@@ -143,6 +143,10 @@ class Session {
   bool flash_attention() const { return options_.flash_attention; }
   // Of each layer: tokens that a token attends to, itself included; 0: all.
   std::vector<uint32_t> windows() const;
+  // RoPE of a layer. Where rope_status() is not ok some layer's is not known, and cards can be used only at the
+  // positions that they were packed at.
+  const LayerRope& rope(size_t layer) const { return ropes_[layer]; }
+  const Status& rope_status() const { return rope_status_; }
   // Of the model as this context uses it.
   const ModelIdentity& identity() const { return identity_; }
   const StateLayout& state_layout() const { return layout_; }
@@ -190,6 +194,8 @@ class Session {
   int window_sequence_ = 0;
   ModelIdentity identity_;
   StateLayout layout_;
+  std::vector<LayerRope> ropes_;
+  Status rope_status_;
   int logits_sequence_ = -1;  // whose last token's logits there are; -1: nobody's
   std::atomic<bool> cancelled_{false};
 };

@@ -132,9 +132,8 @@ Status Session::MakeContext() {
   }
   threads_ = params.n_threads;
   // llama.cpp rounds the context up, but limits a decode call by what was asked for.
-  cells_ = std::min(std::max(CellsOf(model_, options_), params.n_seq_max), llama_n_ctx(context_));
-  context_tokens_ =
-      model_.rope_depends_on_context() ? cells_ : cells_ + std::min(options_.card_tokens, ContextOf(model_, options_));
+  cells_ = std::min(CellsOf(model_, options_), llama_n_ctx(context_));
+  context_tokens_ = std::min(ContextOf(model_, options_), cells_ + options_.card_tokens);
   batch_ = std::min(llama_n_batch(context_), llama_n_ubatch(context_));
   return {};
 }
@@ -147,10 +146,12 @@ Status Session::Probe() {
   std::vector<LayerFormat> formats;
   for (const GraphProbe::Layer& layer : description.layers) {
     shapes.push_back(layer.shape);
+    ropes_.push_back(layer.rope);
     formats.push_back({{options_.cache_type_k, layer.key_rotation}, {options_.cache_type_v, layer.value_rotation}});
   }
   if (ids_.windowed) QKV_RETURN_IF_ERROR(FindWindows(state, &formats));
   QKV_ASSIGN_OR_RETURN(layout_, LearnStateLayout(state, shapes, formats, !options_.flash_attention));
+  rope_status_ = description.rope_status;
   identity_ = {model_.fingerprint(), description.rope, description.first_rope};
   Clear();
   return {};

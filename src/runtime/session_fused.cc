@@ -54,7 +54,7 @@ size_t Session::attached(int sequence) const { return fused_ != nullptr ? fused_
 Status Session::CheckCards(const std::vector<PlacedCard>& cards) const {
   for (const PlacedCard& placed : cards) {
     QKV_RETURN_IF_ERROR(CheckCardFits(placed.card->card(), *this));
-    if (placed.shift() != 0) return {StatusCode::kUnsupported, "a card at another place than its own"};
+    if (placed.shift() != 0) QKV_RETURN_IF_ERROR(rope_status_);
   }
   return CheckCardList(PartsOf(cards));
 }
@@ -90,7 +90,9 @@ Status Session::CheckFused() {
   if (!options_.flash_attention) return unsupported("attention over cards needs flash attention (-fa on)");
   if (options_.cache_type_k != CacheType::kF16 || options_.cache_type_v != CacheType::kF16)
     return unsupported("attention over cards needs a cache of type f16");
-  fused_->SetWindows(windows());
+  std::vector<FusedLayer> layers;
+  for (size_t i = 0; i < ropes_.size(); ++i) layers.push_back({layout_.format(i).window, ropes_[i]});
+  fused_->SetLayers(std::move(layers));
   const Status status = TestFused();
   for (int i = 0; i < options_.sequences; ++i) Clear(i);
   if (status.ok()) return {};
