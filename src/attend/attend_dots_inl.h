@@ -5,7 +5,8 @@
 //   KeySum<bits>  sums of four channels' products of as many keys as a vector of bytes has 32-bit lanes
 //   ValueSum      the same of four tokens' products of as many channels
 //   ValueCodes    codes of four tokens as ValueSum takes them
-//   StoreWeights  the weights of tokens as ValueSum takes them: 8 bytes for four tokens
+//   StoreWeights  the weights of tokens, kWeightBias added, as ValueSum takes them: 8 bytes for four tokens; of the
+//                 32 bits of each the lower half is read
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -116,11 +117,11 @@ inline constexpr size_t kRegisters = HWY_TARGET == HWY_AVX2 ? 16 : 32;
 
 struct Pairs {
   template <int kBits>
-  static constexpr size_t kKeySums = kRegisters / 2 / (kBits == 8 ? 2 : 1);
+  static constexpr size_t kKeySums = kBits == 8 ? 4 : 8;
   template <int kBits>
-  static constexpr size_t kKeyRows = std::min<size_t>(kKeySums<kBits>, 8);
-  static constexpr size_t kValueSums = kRegisters / 2;
-  static constexpr size_t kValueRows = 8;
+  static constexpr size_t kKeyRows = HWY_TARGET == HWY_AVX2 ? kKeySums<kBits> : 4;
+  static constexpr size_t kValueSums = 8;
+  static constexpr size_t kValueRows = HWY_TARGET == HWY_AVX2 ? 8 : 4;
 
   // Pairs are added up in 16 bits for a while. 8-bit codes are taken as two of 4 bits.
   template <int kBits>
@@ -183,13 +184,15 @@ struct Pairs {
     HWY_INLINE Vec<IntsOf<D8>> Total() const { return total; }
   };
 
+  static constexpr int kWeightBias = 0;
   template <class V32>
   static HWY_INLINE void StoreWeights(V32 weights, int16_t* out) {
     const Of<V32> d;
     const hn::Rebind<int16_t, Of<V32>> d16;
     // 0, 2, 1, 3 of each four.
     alignas(64) static constexpr int32_t kOrder[16] = {0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15};
-    hn::StoreU(hn::DemoteTo(d16, hn::TableLookupLanes(weights, hn::SetTableIndices(d, kOrder))), d16, out);
+    const auto ordered = hn::TableLookupLanes(hn::And(weights, hn::Set(d, 0x7FFF)), hn::SetTableIndices(d, kOrder));
+    hn::StoreU(hn::DemoteTo(d16, ordered), d16, out);
   }
 };
 
@@ -250,16 +253,16 @@ struct Fours {
     HWY_INLINE Vec<IntsOf<D8>> Total() const { return hn::Add(hn::ShiftLeft<8>(high), low); }
   };
 
+  // The high byte of weight + 128 is `high`, the low one `low` + 128.
+  static constexpr int kWeightBias = 128;
   template <class V32>
   static HWY_INLINE void StoreWeights(V32 weights, int16_t* out) {
-    const Of<V32> d;
     const hn::Rebind<int16_t, Of<V32>> d16;
     const hn::Repartition<uint8_t, decltype(d16)> d8;
-    // The high byte of weight + 128 is `high`, the low one `low` + 128.
-    const auto halves = hn::Xor(hn::Add(weights, hn::Set(d, 0x80)), hn::Set(d, 0x80));
-    const Vec<decltype(d16)> words{_mm512_cvtepi32_epi16(halves.raw)};
+    const Vec<decltype(d16)> words{_mm512_cvtepi32_epi16(weights.raw)};
+    const auto bytes = hn::BitCast(d8, hn::Xor(words, hn::Set(d16, int16_t{0x80})));
     alignas(16) static constexpr uint8_t kOrder[16] = {1, 3, 5, 7, 0, 2, 4, 6, 9, 11, 13, 15, 8, 10, 12, 14};
-    hn::StoreU(hn::BitCast(d16, hn::TableLookupBytes(hn::BitCast(d8, words), hn::LoadDup128(d8, kOrder))), d16, out);
+    hn::StoreU(hn::BitCast(d16, hn::TableLookupBytes(bytes, hn::LoadDup128(d8, kOrder))), d16, out);
   }
 };
 

@@ -14,16 +14,32 @@ struct KeyTiles {
   const uint8_t* tiles;
   size_t tile_bytes, groups, count;
   const RowScale* scales;
-  const PackedQueries* queries;
+  PackedQueries queries;
   float* out;
   size_t stride;
+  size_t ahead;  // bytes from a place to what is fetched from memory meanwhile
+};
+
+// What turns sums of a row into scores: score = scale * step * sum - offset * zero * step + bias.
+template <size_t kRows>
+struct QueryScales {
+  float scale[kRows], offset[kRows], bias[kRows];
+
+  HWY_INLINE QueryScales(const PackedQueries& queries, size_t row) {
+    for (size_t r = 0; r < kRows; ++r) {
+      scale[r] = queries.scale[row + r];
+      offset[r] = scale[r] * static_cast<float>(queries.sum[row + r]);
+      bias[r] = queries.bias[row + r];
+    }
+  }
 };
 
 // Keys that share a vector are a column: a tile has one of 16 keys, or several of fewer.
+inline constexpr size_t kLineBytes = kTileTokens * 4;
 inline constexpr size_t kKeysInColumn = hn::MaxLanes(Bytes()) / 4;
 inline constexpr size_t kColumnsInTile = kTileTokens / kKeysInColumn;
 
-// What turns sums of the keys of a column into scores.
+// The same of the keys of a column.
 struct KeyScales {
   Vec<Floats> step, zero_step;
 
@@ -41,7 +57,7 @@ struct KeyScales {
 
 // Scores of kColumns columns and kRows rows.
 template <class Dots, int kBits, size_t kRows, size_t kColumns>
-HWY_INLINE void KeyBlock(const KeyTiles& keys, size_t row, size_t column) {
+HWY_INLINE void KeyBlock(const KeyTiles keys, const QueryScales<kRows>& rows, size_t row, size_t column) {
   const Bytes d8;
   const Floats df;
   const uint8_t* in[kColumns];
@@ -51,18 +67,21 @@ HWY_INLINE void KeyBlock(const KeyTiles& keys, size_t row, size_t column) {
   }
   using Sum = typename Dots::template KeySum<kBits>;
   Sum sums[kRows][kColumns];
-  const PackedQueries& queries = *keys.queries;
-  const int8_t* query = queries.codes + row * queries.stride;
+  const size_t query_stride = keys.queries.stride;
+  const int8_t* query = keys.queries.codes + row * query_stride;
   for (size_t group = 0; group < keys.groups;) {
     const size_t end = std::min(keys.groups, group + Sum::kGroups);
     for (; group < end; ++group) {
       Vec<Bytes> packed[kColumns];
-      for (size_t i = 0; i < kColumns; ++i) packed[i] = hn::LoadU(d8, in[i] + group * 64);
+      for (size_t i = 0; i < kColumns; ++i) {
+        packed[i] = hn::LoadU(d8, in[i] + group * kLineBytes);
+        __builtin_prefetch(in[i] + group * kLineBytes + keys.ahead);
+      }
       const auto step = [&](auto index) HWY_ATTR {
         Vec<Bytes> codes[kColumns];
         for (size_t i = 0; i < kColumns; ++i) codes[i] = Unpacked<kBits, index>(packed[i]);
         for (size_t r = 0; r < kRows; ++r) {
-          const auto four = Repeated(d8, query + r * queries.stride + group * (32 / kBits) + index * 4);
+          const auto four = Repeated(d8, query + r * query_stride + group * (32 / kBits) + index * 4);
           for (size_t i = 0; i < kColumns; ++i) sums[r][i].Add(codes[i], four);
         }
       };
@@ -72,28 +91,27 @@ HWY_INLINE void KeyBlock(const KeyTiles& keys, size_t row, size_t column) {
       for (Sum& sum : row_sums) sum.Widen();
     }
   }
-  for (size_t i = 0; i < kColumns; ++i) {
-    const size_t token = (column + i) * kKeysInColumn;
-    const KeyScales scales(keys.scales + token, kBits);
+  const size_t token = column * kKeysInColumn;
+  float* out = keys.out + row * keys.stride + token;
+  for (size_t i = 0; i < kColumns; ++i, out += kKeysInColumn) {
+    const KeyScales scales(keys.scales + token + i * kKeysInColumn, kBits);
     for (size_t r = 0; r < kRows; ++r) {
-      const float scale = queries.scale[row + r];
-      const auto offset = hn::NegMulAdd(scales.zero_step, hn::Set(df, scale * static_cast<float>(queries.sum[row + r])),
-                                        hn::Set(df, queries.bias[row + r]));
+      const auto offset = hn::NegMulAdd(scales.zero_step, hn::Set(df, rows.offset[r]), hn::Set(df, rows.bias[r]));
       const auto product = hn::Mul(hn::ConvertTo(df, sums[r][i].total), scales.step);
-      hn::StoreU(hn::MulAdd(product, hn::Set(df, scale), offset), df, keys.out + (row + r) * keys.stride + token);
+      hn::StoreU(hn::MulAdd(product, hn::Set(df, rows.scale[r]), offset), df, out + r * keys.stride);
     }
   }
 }
 
 template <class Dots, int kBits, size_t kRows>
 HWY_INLINE void KeyRows(const KeyTiles& keys, size_t row) {
-  constexpr size_t kColumns = std::max(size_t{1}, Dots::template kKeySums<kBits> / kRows);
-  constexpr size_t kAtOnce = std::min<size_t>(kColumns, 4);
+  constexpr size_t kAtOnce = std::clamp<size_t>(Dots::template kKeySums<kBits> / kRows, 1, 4);
+  const QueryScales<kRows> rows(keys.queries, row);
   const size_t columns = keys.count * kColumnsInTile;
   size_t column = 0;
-  for (; column + kAtOnce <= columns; column += kAtOnce) KeyBlock<Dots, kBits, kRows, kAtOnce>(keys, row, column);
+  for (; column + kAtOnce <= columns; column += kAtOnce) KeyBlock<Dots, kBits, kRows, kAtOnce>(keys, rows, row, column);
   if constexpr (kAtOnce > 1) {
-    for (; column < columns; ++column) KeyBlock<Dots, kBits, kRows, 1>(keys, row, column);
+    for (; column < columns; ++column) KeyBlock<Dots, kBits, kRows, 1>(keys, rows, row, column);
   }
 }
 
@@ -106,8 +124,8 @@ void KeyDotsOf(const KeyTiles& keys, size_t rows) {
 template <class Dots>
 void KeyDots(const uint8_t* tiles, int bits, size_t count, size_t dim, const RowScale* scales,
              const PackedQueries& queries, size_t rows, float* out, size_t stride) {
-  const KeyTiles keys = {
-      tiles, TileBytes(kTileTokens, dim, bits), RowBytes(dim, bits) / 4, count, scales, &queries, out, stride};
+  const KeyTiles keys = {tiles, TileBytes(kTileTokens, dim, bits), RowBytes(dim, bits) / 4, count, scales, queries, out,
+                         stride};
   switch (bits) {
     case 2: return KeyDotsOf<Dots, 2>(keys, rows);
     case 4: return KeyDotsOf<Dots, 4>(keys, rows);

@@ -49,26 +49,31 @@ float QuantizeQuery(const float* q, size_t dim, int8_t* codes, size_t stride, in
 
 // ---- Softmax ----
 
-// e^x for x < 88, within 2e-7 and 2e-8 * |x| of it; 0 or nearly so below -87, and for NaN.
-HWY_INLINE V Exp(V x) {
+// e^x for x < 88, within 2e-7 and 2e-8 * |x| of it; 0 or nearly so below -87, and for NaN. Of several vectors, step by
+// step for all of them: each step waits for the one before.
+template <size_t kN>
+HWY_INLINE void Exp(V (&x)[kN]) {
   const Floats d;
   const Ints di;
   // x * log2(e) = n + r. Adding 1.5 * 2^23 rounds to an integer, which then stands in the lowest bits.
   constexpr float kLog2E = 1.44269504f;
   constexpr float kRound = 0x1.8p23f;
+  V shifted[kN], p[kN];
   // 2^-127.2: n = -127 and a mantissa below one, which gives a negative number.
-  x = hn::Max(x, hn::Set(d, -88.2f));
-  const V shifted = hn::MulAdd(x, hn::Set(d, kLog2E), hn::Set(d, kRound));
-  const V r = hn::MulSub(x, hn::Set(d, kLog2E), hn::Sub(shifted, hn::Set(d, kRound)));
+  for (size_t i = 0; i < kN; ++i) x[i] = hn::Max(x[i], hn::Set(d, -88.2f));
+  for (size_t i = 0; i < kN; ++i) shifted[i] = hn::MulAdd(x[i], hn::Set(d, kLog2E), hn::Set(d, kRound));
+  for (size_t i = 0; i < kN; ++i) {
+    x[i] = hn::MulSub(x[i], hn::Set(d, kLog2E), hn::Sub(shifted[i], hn::Set(d, kRound)));
+  }
   // 2^r for |r| <= 1/2, fitted for the least relative error (1.7e-7 with roundings) of those that give 1 for 0.
-  V p = hn::Set(d, 0x1.5bba14p-10f);
-  p = hn::MulAdd(p, r, hn::Set(d, 0x1.3cea88p-7f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0x1.c6b752p-5f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0x1.ebf9bcp-3f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0x1.62e42ap-1f));
-  p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
-  const auto exponent = hn::ShiftLeft<23>(hn::BitCast(di, shifted));
-  return hn::BitCast(d, hn::Max(hn::Add(hn::BitCast(di, p), exponent), hn::Zero(di)));
+  for (size_t i = 0; i < kN; ++i) p[i] = hn::MulAdd(x[i], hn::Set(d, 0x1.5bba14p-10f), hn::Set(d, 0x1.3cea88p-7f));
+  for (const float c : {0x1.c6b752p-5f, 0x1.ebf9bcp-3f, 0x1.62e42ap-1f, 1.0f}) {
+    for (size_t i = 0; i < kN; ++i) p[i] = hn::MulAdd(p[i], x[i], hn::Set(d, c));
+  }
+  for (size_t i = 0; i < kN; ++i) {
+    const auto power = hn::Add(hn::BitCast(di, p[i]), hn::ShiftLeft<23>(hn::BitCast(di, shifted[i])));
+    x[i] = hn::BitCast(d, hn::Max(power, hn::Zero(di)));
+  }
 }
 
 // cap * tanh(x / cap).
@@ -76,8 +81,9 @@ HWY_INLINE V SoftCapped(V x, float cap) {
   const Floats d;
   const V one = hn::Set(d, 1.0f);
   const V twice = hn::Mul(x, hn::Set(d, 2.0f / cap));
-  const V e = Exp(hn::Min(hn::Max(twice, hn::Set(d, -40.0f)), hn::Set(d, 40.0f)));
-  return hn::Mul(hn::Set(d, cap), hn::Div(hn::Sub(e, one), hn::Add(e, one)));
+  V e[1] = {hn::Min(hn::Max(twice, hn::Set(d, -40.0f)), hn::Set(d, 40.0f))};
+  Exp(e);
+  return hn::Mul(hn::Set(d, cap), hn::Div(hn::Sub(e[0], one), hn::Add(e[0], one)));
 }
 
 // Changes a row's scores to what softmax sees; returns the largest.
@@ -112,76 +118,126 @@ HWY_INLINE float MaxOf(const float* scores, size_t tokens) {
   return hn::GetLane(hn::MaxOfLanes(d, most));
 }
 
+template <size_t kN>
+HWY_INLINE V ExpVectors(V offset, float* scores) {
+  const Floats d;
+  V x[kN];
+  for (size_t i = 0; i < kN; ++i) x[i] = hn::Sub(hn::LoadU(d, scores + i * kLanes), offset);
+  Exp(x);
+  for (size_t i = 0; i < kN; ++i) hn::StoreU(x[i], d, scores + i * kLanes);
+  for (size_t i = 1; i < kN; ++i) x[0] = hn::Add(x[0], x[i]);
+  return x[0];
+}
+
 // Scores become exp(score - most); returns their sum.
 HWY_INLINE float ExpRow(float most, size_t tokens, float* scores) {
+  constexpr size_t kN = HWY_TARGET == HWY_AVX2 ? 2 : 4;
   const Floats d;
-  V sum = hn::Zero(d);
   const V offset = hn::Set(d, most);
-  for (size_t t = 0; t < tokens; t += kLanes) {
-    const V weight = Exp(hn::Sub(hn::LoadU(d, scores + t), offset));
-    hn::StoreU(weight, d, scores + t);
-    sum = hn::Add(sum, weight);
-  }
+  V sum = hn::Zero(d);
+  size_t t = 0;
+  for (; t + kN * kLanes <= tokens; t += kN * kLanes) sum = hn::Add(sum, ExpVectors<kN>(offset, scores + t));
+  for (; t < tokens; t += kLanes) sum = hn::Add(sum, ExpVectors<1>(offset, scores + t));
   return hn::GetLane(hn::SumOfLanes(d, sum));
 }
 
-void Softmax(const SoftmaxBlock& block) {
+// Rows whose maxima are found before their scores are changed, so that no row waits for a maximum.
+inline constexpr size_t kRowsAtOnce = 8;
+
+HWY_INLINE void SoftmaxRows(const SoftmaxBlock& block, size_t first, size_t rows) {
   const bool whole =
       block.softcap == 0 && block.mask == nullptr && block.first_visible == nullptr && block.end >= block.tokens;
-  for (size_t row = 0; row < block.rows; ++row) {
+  std::array<float, kRowsAtOnce> most;
+  for (size_t r = 0; r < rows; ++r) {
+    float* scores = block.scores + (first + r) * block.stride;
+    most[r] = whole ? MaxOf(scores, block.tokens) : MaskRow(block, first + r, scores);
+  }
+  for (size_t r = 0; r < rows; ++r) {
+    const size_t row = first + r;
     float* scores = block.scores + row * block.stride;
     const float before = block.max[row];
-    const float most = std::max(before, whole ? MaxOf(scores, block.tokens) : MaskRow(block, row, scores));
     block.rescale[row] = 1;
-    if (most > before) {
-      block.rescale[row] = std::exp(before - most);
+    if (most[r] > before) {
+      block.rescale[row] = std::exp(before - most[r]);
       block.sum[row] *= block.rescale[row];
-      block.max[row] = most;
+      block.max[row] = most[r];
     }
-    if (most == -std::numeric_limits<float>::infinity()) {
+    if (block.max[row] == -std::numeric_limits<float>::infinity()) {
       std::fill_n(scores, block.tokens, 0.0f);
     } else {
-      block.sum[row] += ExpRow(most, block.tokens, scores);
+      block.sum[row] += ExpRow(block.max[row], block.tokens, scores);
     }
+  }
+}
+
+void Softmax(const SoftmaxBlock& block) {
+  for (size_t row = 0; row < block.rows; row += kRowsAtOnce) {
+    SoftmaxRows(block, row, std::min(kRowsAtOnce, block.rows - row));
   }
 }
 
 // ---- Weights ----
 
+// Tokens' scales, for all rows of a block.
+struct WeightScales {
+  alignas(64) std::array<float, kMaxBlockTokens> step;
+  alignas(64) std::array<int32_t, kMaxBlockTokens> tread;  // all bits set, or none
+};
+
+HWY_INLINE float LargestWeight(const float* in, size_t tokens, const WeightScales& scales) {
+  const Floats d;
+  V largest = hn::Zero(d);
+  for (size_t t = 0; t < tokens; t += kLanes) {
+    largest = hn::Max(largest, hn::Mul(hn::LoadU(d, in + t), hn::Load(d, &scales.step[t])));
+  }
+  return hn::GetLane(hn::MaxOfLanes(d, largest));
+}
+
+// Returns the sum of weight * zero code.
 template <class Dots>
-void QuantizeWeights(const float* in, size_t stride, size_t tokens, size_t rows, const RowScale* scales, int bits,
+HWY_INLINE float RoundWeights(const float* in, size_t tokens, const WeightScales& scales, float inverse, int bits,
+                              int16_t* out) {
+  const Floats d;
+  const Ints di;
+  // As in Exp.
+  constexpr float kRound = 0x1.8p23f + Dots::kWeightBias;
+  auto sum = hn::Zero(di);
+  auto tread = hn::Zero(di);
+  for (size_t t = 0; t < tokens; t += kLanes) {
+    const V weight = hn::Mul(hn::LoadU(d, in + t), hn::Load(d, &scales.step[t]));
+    const auto rounded = hn::BitCast(di, hn::Add(hn::Mul(weight, hn::Set(d, inverse)), hn::Set(d, kRound)));
+    Dots::StoreWeights(rounded, out + t);
+    const auto integer = hn::Sub(rounded, hn::BitCast(di, hn::Set(d, kRound)));
+    sum = hn::Add(sum, integer);
+    tread = hn::Add(tread, hn::And(integer, hn::Load(di, &scales.tread[t])));
+  }
+  return static_cast<float>(hn::GetLane(hn::SumOfLanes(di, sum))) * ZeroCode(CodeGrid::kMidRise, bits) +
+         static_cast<float>(hn::GetLane(hn::SumOfLanes(di, tread))) * 0.5f;
+}
+
+template <class Dots>
+void QuantizeWeights(const float* in, size_t stride, size_t tokens, size_t rows, const RowScale* row_scales, int bits,
                      int16_t* out, float* unit, float* zeros) {
   const Floats d;
   const Ints di;
-  alignas(64) std::array<float, kMaxBlockTokens> steps;
-  alignas(64) std::array<int32_t, kMaxBlockTokens> zeros2;  // twice the zero codes
+  WeightScales scales;
   for (size_t t = 0; t < tokens; t += kLanes) {
-    const auto scale = hn::ShiftLeft<16>(hn::PromoteTo(di, hn::LoadU(hn::Rebind<uint16_t, Floats>(), scales + t)));
-    hn::Store(hn::Abs(hn::BitCast(d, scale)), d, &steps[t]);
-    hn::Store(hn::Sub(hn::Set(di, (1 << bits) - 1), hn::BroadcastSignBit(scale)), di, &zeros2[t]);
+    const auto scale = hn::ShiftLeft<16>(hn::PromoteTo(di, hn::LoadU(hn::Rebind<uint16_t, Floats>(), row_scales + t)));
+    hn::Store(hn::Abs(hn::BitCast(d, scale)), d, &scales.step[t]);
+    hn::Store(hn::BroadcastSignBit(scale), di, &scales.tread[t]);
   }
+  // In `unit` for now, so that no row waits for its largest weight.
+  for (size_t row = 0; row < rows; ++row) unit[row] = LargestWeight(in + row * stride, tokens, scales);
   for (size_t row = 0; row < rows; ++row, in += stride, out += stride) {
-    V largest = hn::Zero(d);
-    for (size_t t = 0; t < tokens; t += kLanes) {
-      largest = hn::Max(largest, hn::Mul(hn::LoadU(d, in + t), hn::Load(d, &steps[t])));
-    }
-    const float most = hn::GetLane(hn::MaxOfLanes(d, largest));
+    const float most = unit[row];
     unit[row] = 0;
     zeros[row] = 0;
     if (!(most >= kSmallestQuantized)) {
       std::fill_n(out, tokens, int16_t{0});
       continue;
     }
-    const V inverse = hn::Set(d, static_cast<float>(kLargestWeight) / most);
-    auto sum = hn::Zero(di);
-    for (size_t t = 0; t < tokens; t += kLanes) {
-      const auto weight = hn::NearestInt(hn::Mul(hn::Mul(hn::LoadU(d, in + t), hn::Load(d, &steps[t])), inverse));
-      Dots::StoreWeights(weight, out + t);
-      sum = hn::Add(sum, hn::Mul(weight, hn::Load(di, &zeros2[t])));
-    }
+    zeros[row] = RoundWeights<Dots>(in, tokens, scales, static_cast<float>(kLargestWeight) / most, bits, out);
     unit[row] = most / static_cast<float>(kLargestWeight);
-    // Below 2^31 even where all weights and zero codes are as large as they get, but not by an eighth.
-    zeros[row] = 0.5f * static_cast<float>(hn::GetLane(hn::SumOfLanes(di, sum)));
   }
 }
 

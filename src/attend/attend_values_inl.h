@@ -18,18 +18,22 @@ struct ValueTiles {
   const float* unit;
   const float* zeros;
   float* acc;
+  size_t ahead;  // as in KeyTiles
 };
 
 // Adds kVectors vectors of channels from `channel` on, of kRows rows.
 template <class Dots, int kBits, size_t kRows, size_t kVectors, class D8>
-HWY_INLINE void ValueBlock(D8 d8, const ValueTiles& values, size_t row, size_t channel) {
+HWY_INLINE void ValueBlock(D8 d8, const ValueTiles values, size_t row, size_t channel) {
   constexpr size_t kChannels = hn::MaxLanes(D8()) / 4;
   typename Dots::template ValueSum<D8> sums[kRows][kVectors];
   const uint8_t* in = values.tiles + channel * 4;
   const int16_t* weights = values.weights + row * values.stride;
   for (size_t group = 0; group < values.groups; ++group, in += values.group_bytes, weights += 32 / kBits) {
     Vec<D8> packed[kVectors];
-    for (size_t i = 0; i < kVectors; ++i) packed[i] = hn::LoadU(d8, in + i * hn::MaxLanes(d8));
+    for (size_t i = 0; i < kVectors; ++i) {
+      packed[i] = hn::LoadU(d8, in + i * hn::MaxLanes(d8));
+      __builtin_prefetch(in + i * hn::MaxLanes(d8) + values.ahead);
+    }
     const auto step = [&](auto index) HWY_ATTR {
       typename Dots::template ValueCodes<D8> codes[kVectors];
       for (size_t i = 0; i < kVectors; ++i) codes[i] = Dots::template UnpackValues<kBits, index>(packed[i]);
@@ -79,7 +83,8 @@ void ValueSums(const uint8_t* tiles, int bits, size_t count, size_t dim, const i
                const float* unit, const float* zeros, size_t rows, float* acc) {
   const size_t groups = kTileTokens * static_cast<size_t>(bits) / 32;  // in a tile
   const ValueTiles values = {
-      tiles, TileBytes(kTileTokens, dim, bits) / groups, count * groups, dim, weights, stride, unit, zeros, acc};
+      tiles, TileBytes(kTileTokens, dim, bits) / groups, count * groups, dim, weights, stride, unit, zeros,
+      acc,   count * TileBytes(kTileTokens, dim, bits)};
   switch (bits) {
     case 2: return ValueSumsOf<Dots, 2>(values, rows);
     case 4: return ValueSumsOf<Dots, 4>(values, rows);
