@@ -6,7 +6,7 @@
 
 #include "base/file.h"
 #include "card/card.h"
-#include "cli/commands.h"
+#include "cli/eval.h"
 #include "cli/options.h"
 #include "cli/terminal.h"
 #include "eval/handoff.h"
@@ -151,7 +151,9 @@ Command AddEval(CLI::App* app) {
   handoff->add_option("--repeats", flags->request.repeats, "Runs of each way but re-prefill; the median counts")
       ->capture_default_str();
   handoff->add_flag("--json", flags->json, "Report as JSON");
-  return [flags] {
+  const Command speed = AddEvalSpeed(app);
+  return [flags, handoff, speed] {
+    if (!handoff->parsed()) return speed();
     const Status status = RunHandoff(*flags);
     return status.ok() ? static_cast<int>(kSuccess) : ReportError(status);
   };

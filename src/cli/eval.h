@@ -1,0 +1,10 @@
+// Subcommands of `qkvshare eval`.
+#pragma once
+
+#include "cli/commands.h"
+
+namespace qkvshare::cli {
+
+Command AddEvalSpeed(CLI::App* eval);
+
+}  // namespace qkvshare::cli

@@ -1,0 +1,55 @@
+// How fast a receiver of a card is, against llama.cpp's own ways with the same context: in one process, with the same
+// weights and threads, the ways in turn.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "qkvshare/status.h"
+#include "runtime/model.h"
+#include "runtime/session.h"
+
+namespace qkvshare {
+
+// Of the runs: the median, with the spread.
+struct Timing {
+  std::string way;
+  int64_t median_us = 0, least_us = 0, most_us = 0;
+};
+
+// Ways to do the same thing, in the order in which they took turns.
+struct SpeedTest {
+  std::string name;  // "decode", "suffix 32", "first token", ...
+  std::vector<Timing> ways;
+
+  const Timing* Find(const std::string& way) const;
+};
+
+struct SpeedReport {
+  size_t depth = 0;  // tokens of the context
+  size_t card_bytes = 0;
+  double code_bits = 0, total_bits = 0;
+  int64_t pack_us = 0;                 // statistics, allocation, quantizing, writing
+  int64_t prefill_us = 0;              // of the context; 0: it was in the cache folder
+  size_t receiver_bytes = 0;           // private memory of one more receiver: fused ...
+  size_t restored_receiver_bytes = 0;  // ... and restored
+  std::vector<SpeedTest> tests;
+};
+
+struct SpeedRequest {
+  std::string text;  // repeated until there are enough tokens
+  size_t depth = 8192;
+  double bits = 4;
+  int repeats = 5;
+  std::string folder;  // contexts are kept here: their prefill takes long
+  SessionOptions session;
+  // Called before each step with its name. May be empty.
+  std::function<void(const std::string&)> on_step;
+};
+
+// The ways: "fused" (card attached), "F16", "Q8_0" and "Q4_0" (llama.cpp's own caches), "empty" (no context before).
+Result<SpeedReport> MeasureSpeed(const Model& model, const SpeedRequest& request);
+
+}  // namespace qkvshare
