@@ -5,25 +5,14 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 
 #include "base/bytes.h"
+#include "quant/float4.h"
 
 namespace qkvshare {
 namespace {
 
 constexpr size_t kTile = 16;
-
-// Four floats at a time, by the vector extensions that GCC and clang share; any CPU gives the same bits.
-using Float4 = float __attribute__((vector_size(16)));
-
-Float4 Load4(const float* x) {
-  Float4 v;
-  std::memcpy(&v, x, sizeof v);
-  return v;
-}
-
-void Store4(Float4 v, float* x) { std::memcpy(x, &v, sizeof v); }
 
 // acc[r][j] += scale(r) * x[j] for 4 rows and 8 values: what stays in the registers of any instruction set.
 struct Block4x8 {

@@ -8,24 +8,14 @@
 #include <emmintrin.h>
 #endif
 
+#include "quant/float4.h"
 #include "quant/kernels.h"
 #include "quant/kernels_common.h"
 
 namespace qkvshare {
 namespace {
 
-// Four floats at a time, by the vector extensions that GCC and clang share: each operation is that of the four scalars,
-// on any CPU, and compiles to what the baseline instruction set has.
-using Float4 = float __attribute__((vector_size(16)));
 using Int4 = int32_t __attribute__((vector_size(16)));
-
-Float4 Load4(const float* x) {
-  Float4 v;
-  std::memcpy(&v, x, sizeof v);
-  return v;
-}
-
-void Store4(Float4 v, float* x) { std::memcpy(x, &v, sizeof v); }
 
 Float4 Abs(Float4 v) { return v < 0 ? -v : v; }
 
