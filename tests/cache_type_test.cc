@@ -70,7 +70,7 @@ TEST(CacheTypes, EncodingAndDecodingLoseWhatTheTypeLosesAndNoMore) {
                                    std::pair{CacheType::kQ8_0, 0.008}, std::pair{CacheType::kQ4_0, 0.12}}) {
     for (const uint32_t rotation : {0u, 64u, 128u}) {
       const RowFormat format{type, rotation};
-      std::vector<uint8_t> bytes(5 * RowBytes(type, 128));
+      std::vector<uint8_t> bytes(5 * CacheRowBytes(type, 128));
       EncodeRows(format, rows.data(), 5, 128, bytes.data());
       std::vector<Half> back(rows.size());
       ASSERT_TRUE(DecodeRows(format, bytes.data(), 5, 128, back.data()).ok());

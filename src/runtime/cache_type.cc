@@ -42,7 +42,9 @@ size_t BlockValues(CacheType type) { return static_cast<size_t>(ggml_blck_size(G
 
 int32_t GgmlTypeOf(CacheType type) { return Ggml(type); }
 
-size_t RowBytes(CacheType type, size_t values) { return ggml_type_size(Ggml(type)) * (values / BlockValues(type)); }
+size_t CacheRowBytes(CacheType type, size_t values) {
+  return ggml_type_size(Ggml(type)) * (values / BlockValues(type));
+}
 
 void RotateBlocks(uint32_t size, float* x, size_t count) {
   if (size == 0) return;
@@ -61,7 +63,7 @@ void RotateBlocks(uint32_t size, float* x, size_t count) {
 }
 
 Status DecodeRows(const RowFormat& format, const uint8_t* in, size_t rows, size_t values, Half* out) {
-  const size_t row_bytes = RowBytes(format.type, values);
+  const size_t row_bytes = CacheRowBytes(format.type, values);
   if (format.plain()) {
     std::memcpy(out, in, rows * row_bytes);
     return {};
@@ -83,7 +85,7 @@ Status DecodeRows(const RowFormat& format, const uint8_t* in, size_t rows, size_
 }
 
 void EncodeRows(const RowFormat& format, const Half* in, size_t rows, size_t values, uint8_t* out) {
-  const size_t row_bytes = RowBytes(format.type, values);
+  const size_t row_bytes = CacheRowBytes(format.type, values);
   if (format.plain()) {
     std::memcpy(out, in, rows * row_bytes);
     return;

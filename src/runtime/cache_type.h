@@ -35,7 +35,7 @@ struct RowFormat {
 };
 
 // Bytes of a row of this many values, a multiple of BlockValues.
-size_t RowBytes(CacheType type, size_t values);
+size_t CacheRowBytes(CacheType type, size_t values);
 
 // Multiplies each block of `size` values of x [count, a multiple] by the orthonormal Hadamard matrix.
 void RotateBlocks(uint32_t size, float* x, size_t count);

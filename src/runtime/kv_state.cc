@@ -60,14 +60,14 @@ struct RowsHead {
 bool IsTransposed(const StateLayout& layout, Side side) { return side == Side::kValues && layout.transposed_values; }
 
 size_t RowBytesOf(const StateLayout& layout, size_t layer, Side side) {
-  return RowBytes(layout.format(layer).rows(side).type, layout.shapes[layer].row_values(side));
+  return CacheRowBytes(layout.format(layer).rows(side).type, layout.shapes[layer].row_values(side));
 }
 
 RowsHead HeadOf(const StateLayout& layout, size_t layer, Side side) {
   const CacheType type = layout.format(layer).rows(side).type;
   const size_t values = layout.shapes[layer].row_values(side);
   const uint64_t row_bytes =
-      IsTransposed(layout, side) ? RowBytes(type, 1) | uint64_t{values} << 32 : RowBytes(type, values);
+      IsTransposed(layout, side) ? CacheRowBytes(type, 1) | uint64_t{values} << 32 : CacheRowBytes(type, values);
   return {type == CacheType::kF16 ? layout.f16_type : GgmlTypeOf(type), row_bytes};
 }
 
@@ -205,7 +205,7 @@ Status DecodeLayer(const StateLayout& layout, size_t layer, Side side, const uin
   std::vector<uint8_t> by_token;
   if (IsTransposed(layout, side)) {
     by_token.resize(tokens * RowBytesOf(layout, layer, side));
-    Transpose(rows, values, tokens, RowBytes(format.type, 1), by_token.data());
+    Transpose(rows, values, tokens, CacheRowBytes(format.type, 1), by_token.data());
     rows = by_token.data();
   }
   out->resize(tokens * values);
@@ -228,7 +228,7 @@ Status EncodeLayer(const StateLayout& layout, size_t layer, Side side, size_t to
   }
   std::vector<uint8_t> by_token(tokens * RowBytesOf(layout, layer, side));
   EncodeRows(format, rows.data(), tokens, values, by_token.data());
-  Transpose(by_token.data(), tokens, values, RowBytes(format.type, 1), out);
+  Transpose(by_token.data(), tokens, values, CacheRowBytes(format.type, 1), out);
   return {};
 }
 
