@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ggml.h"
+#include "quant/kernels.h"
 
 namespace qkvshare {
 namespace {
@@ -47,19 +48,7 @@ size_t CacheRowBytes(CacheType type, size_t values) {
 }
 
 void RotateBlocks(uint32_t size, float* x, size_t count) {
-  if (size == 0) return;
-  const float scale = 1.0f / std::sqrt(static_cast<float>(size));
-  for (float* block = x; block < x + count; block += size) {
-    for (size_t half = 1; half < size; half *= 2) {
-      for (size_t i = 0; i < size; ++i) {
-        if ((i & half) != 0) continue;
-        const float a = block[i], b = block[i + half];
-        block[i] = a + b;
-        block[i + half] = a - b;
-      }
-    }
-    for (size_t i = 0; i < size; ++i) block[i] *= scale;
-  }
+  if (size > 0) ScalarKernels().rotate(x, count, size);
 }
 
 Status DecodeRows(const RowFormat& format, const uint8_t* in, size_t rows, size_t values, Half* out) {

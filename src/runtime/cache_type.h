@@ -26,8 +26,9 @@ int32_t GgmlTypeOf(CacheType type);
 // What a row of one layer and side is in the cache.
 struct RowFormat {
   CacheType type = CacheType::kF16;
-  // llama.cpp rotates what goes into quantized caches: the row is cut into blocks of this many values (a power of two),
-  // and each is multiplied by the orthonormal Hadamard matrix, which is its own inverse. 0: it is not rotated.
+  // llama.cpp rotates what goes into quantized caches: the row is cut into blocks of this many values (a power of two,
+  // at least 8), and each is multiplied by the orthonormal Hadamard matrix, which is its own inverse. 0: it is not
+  // rotated.
   uint32_t rotation = 0;
 
   bool plain() const { return type == CacheType::kF16 && rotation == 0; }
@@ -37,7 +38,8 @@ struct RowFormat {
 // Bytes of a row of this many values, a multiple of BlockValues.
 size_t CacheRowBytes(CacheType type, size_t values);
 
-// Multiplies each block of `size` values of x [count, a multiple] by the orthonormal Hadamard matrix.
+// Multiplies each block of `size` values (RowFormat::rotation; 0: none) of x [count, a multiple] by the orthonormal
+// Hadamard matrix.
 void RotateBlocks(uint32_t size, float* x, size_t count);
 
 // in: [rows] rows of `values` values as the cache has them. out: [rows, values] FP16. kNonFinite names the first row

@@ -22,10 +22,11 @@ namespace {
 // Of GGML_OP_ROPE's parameters, those in the digest.
 constexpr size_t kDigestParams = 15;
 
-// Whether x is the orthonormal Hadamard matrix: +-1/sqrt(n) by the parity of the bits that row and column share.
+// Whether x is the orthonormal Hadamard matrix: +-1/sqrt(n) by the parity of the bits that row and column share. One of
+// less than 8 values is none: the row kernels do not have it, and llama.cpp rotates by 64 or more.
 bool IsHadamard(const ggml_tensor* x) {
-  if (x->type != GGML_TYPE_F32 || x->ne[0] != x->ne[1] || !std::has_single_bit(static_cast<uint64_t>(x->ne[0])) ||
-      ggml_nelements(x) != x->ne[0] * x->ne[1]) {
+  if (x->type != GGML_TYPE_F32 || x->ne[0] < 8 || x->ne[0] != x->ne[1] ||
+      !std::has_single_bit(static_cast<uint64_t>(x->ne[0])) || ggml_nelements(x) != x->ne[0] * x->ne[1]) {
     return false;
   }
   const auto n = static_cast<size_t>(x->ne[0]);
