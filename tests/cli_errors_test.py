@@ -66,7 +66,8 @@ class ErrorTest(CliTest):
             self.assertEqual(done.returncode, code)
 
     def test_output_that_is_lost_is_a_failure(self):
-        for arguments in (["info", path("doc4.card"), "--json"], ["run", "-p", "x", "-n", "3", "--temp", "0"]):
+        for arguments in (["info", path("doc4.card"), "--json"], ["run", "-p", "x", "-n", "3", "--temp", "0"],
+                          ["--help"], ["--version"], ["pack", "--help"]):
             with open("/dev/full", "wb") as full:
                 done = subprocess.run(words_of(arguments), env=environment, stdout=full, stderr=subprocess.PIPE, check=False)
             self.assertEqual(done.returncode, MISSING, done.stderr)

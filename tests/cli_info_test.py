@@ -18,7 +18,7 @@ class InfoTest(CliTest):
         self.assertRegex(info["created"], r"\A\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ\Z")
         text = self.succeed("info", path("doc4.card"))
         for word in (info["content_id"], "tiny random model (llama)", f"{info['tokens']}, from position 0", "K4V4",
-                     "K16V16", "prompt", "policy uniform"):
+                     "\nexact ", "prompt", "policy uniform"):
             self.assertIn(word, text)
 
     def test_verify(self):

@@ -2,6 +2,7 @@
 """The policy flags of `pack`, on a tiny random model: what they change, what they report, what they refuse."""
 
 import json
+import re
 
 from cli_support import USAGE, CliTest, folder, main, path, setUpModule
 
@@ -107,9 +108,37 @@ class PolicyTest(CliTest):
         self.assertEqual({(level["key_bits"], level["value_bits"]) for level in packed["levels"]},
                          {(4, 4), (8, 4), (16, 16)})
 
+    def test_the_sizes_that_leave_no_choice_are_said(self):
+        def sizes(flag, given, *more):
+            done = self.execute("pack", "--messages", path("policy.json"), "-o", path("no.card"), "--policy", "local",
+                                flag, given, *more)
+            self.assertEqual(done.returncode, USAGE, done.stderr)
+            text = done.stderr.decode()
+            found = re.search(r"give at least (\S+) and less than (\S+) bits|give (\d+) to (\d+) bytes", text)
+            self.assertTrue(found, text)
+            return [float(number) for number in found.groups() if number]
+
+        for more in ([], ["--levels", "K4V4,K8V4,exact"], ["--layer-bits", "0:k=1"], ["--protect-last", "50"]):
+            with self.subTest(flags=more):
+                least, limit = sizes("--bits", "15.99", *more)
+                self.assertGreater(limit, 15)
+                self.assertEqual(sizes("--bits", str(limit), *more), [least, limit])
+                self.assertEqual(sizes("--bits", f"{least - 0.002:.3f}", *more), [least, limit])
+                for bits in (least, limit - 0.001):
+                    packed = self.pack("choice.card", "--policy", "local", "--bits", f"{bits:.3f}", *more)
+                    self.assertGreater(len(packed["levels"]), 1)
+                most = packed["f16_bytes"] * 2
+                least, limit = (int(size) for size in sizes("--max-bytes", str(most), *more))
+                self.assertEqual(sizes("--max-bytes", str(limit + 1), *more), [least, limit])
+                self.assertEqual(sizes("--max-bytes", str(least - 1), *more), [least, limit])
+                for size in (least, limit):
+                    self.assertLessEqual(self.pack("choice.card", "--policy", "local", "--max-bytes", str(size),
+                                                   *more)["file_bytes"], size)
+
     def test_what_cannot_be_is_refused(self):
         self.refuse("unknown policy 'best'", "--policy", "best")
         self.refuse("unknown level 'K3V3'; choose from K2V2, K4V2", "--levels", "K4V4,K3V3")
+        self.refuse("each side of a layer once", "--layer-bits", "0:k=1,k=2")
         self.refuse("unknown feature 'mood'", "--policy", "local", "--features", "mood")
         self.refuse("looks at no features", "--features", "rarity")
         self.refuse("more than 2 and less than 16", "--policy", "local", "--bits", "2")

@@ -24,6 +24,7 @@ std::string TextOr(const char* text, const char* otherwise) { return text == nul
 
 // Arrays and what they hold.
 Status CheckArrays(const qkv_pack_options& options) {
+  if (options.message_count > 0) QKV_RETURN_IF_ERROR(api::CheckNotNull({{"messages", options.messages}}));
   if (options.reader_count > 0) QKV_RETURN_IF_ERROR(api::CheckNotNull({{"readers", options.readers}}));
   for (const qkv_reader& reader : std::span(options.readers, options.reader_count)) {
     QKV_RETURN_IF_ERROR(api::CheckNotNull({{"the agent of a reader", reader.agent}}));
@@ -131,6 +132,7 @@ qkv_status qkv_session_pack_file(const qkv_session* session, const qkv_pack_opti
                                  qkv_error* error) {
   return api::Call(error, [&]() -> Status {
     QKV_RETURN_IF_ERROR(api::CheckNotNull({{"session", session}, {"path", path}}));
+    QKV_RETURN_IF_ERROR(qkvshare::CheckReplaceableCard(path));
     QKV_ASSIGN_OR_RETURN(const qkvshare::PackedCard card, Pack(session, options));
     return card.Write(path);
   });

@@ -5,6 +5,8 @@
 #include <array>
 #include <cmath>
 #include <cstddef>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <string>
 #include <utility>
@@ -102,6 +104,11 @@ TEST_F(ApiTest, PackOptions) {
   options.max_bytes = 10;
   Bad(pack(options), QKV_OUT_OF_RANGE, "available");
   Bad(qkv_session_pack_file(session.get(), nullptr, Path("none/x.card").c_str(), &error_), QKV_NOT_FOUND, "none");
+  std::ofstream(Path("notes.txt")) << "mine";
+  Bad(qkv_session_pack_file(session.get(), nullptr, Path("notes.txt").c_str(), &error_), QKV_INVALID_ARGUMENT,
+      "is not a card");
+  EXPECT_EQ(std::filesystem::file_size(Path("notes.txt")), 4u);
+  for (int i = 0; i < 2; ++i) Good(qkv_session_pack_file(session.get(), nullptr, Path("twice.card").c_str(), &error_));
   const auto empty = MakeSession();
   Bad(qkv_session_pack_file(empty.get(), nullptr, Path("x.card").c_str(), &error_), QKV_INVALID_ARGUMENT, "empty");
 }
@@ -191,6 +198,9 @@ TEST_F(PackApiTest, WhatCannotBeIsRefusedByName) {
   };
   refused("local", [](auto* o) { o->levels = "K4V4,K3V3"; }, "unknown level 'K3V3'");
   refused("local", [](auto* o) { o->layer_bits = "2:k=1"; }, "layers 0 to 1");
+  refused("local", [](auto* o) { o->layer_bits = "0:k=1,k=2"; }, "each side of a layer once");
+  refused("local", [](auto* o) { o->layer_bits = "0-1:v=1;1:k=1,v=1"; }, "'1:k=1,v=1'");
+  refused("local", [](auto* o) { o->messages = nullptr; }, "messages is NULL");
   refused("local", [](auto* o) { o->features = "mood"; }, "unknown feature 'mood'");
   refused("local", [](auto* o) { o->features = nullptr; }, "features is NULL");
   refused("local", [](auto* o) { o->features = "full"; }, "next_entropy", QKV_UNSUPPORTED);

@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <utility>
 
@@ -118,6 +119,14 @@ Status CheckReplaceable(const std::string& path) {
   if (stat(path.c_str(), &info) != 0 || S_ISREG(info.st_mode)) return {};
   return {StatusCode::kInvalidArgument,
           "cannot write " + path + ": it is there and is not a regular file; choose another name"};
+}
+
+Status CheckKind(const std::string& path, std::string_view magic, const char* what) {
+  const Result<MappedFile> there = MappedFile::Open(path);
+  if (!there || there->bytes().empty()) return {};
+  const ByteSpan bytes = there->bytes();
+  if (bytes.size() >= magic.size() && std::memcmp(bytes.data(), magic.data(), magic.size()) == 0) return {};
+  return {StatusCode::kInvalidArgument, path + " is there and is not " + what + "; remove it or choose another name"};
 }
 
 Result<AtomicFile> AtomicFile::Create(const std::string& path) {

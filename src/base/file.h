@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/bytes.h"
@@ -61,6 +62,9 @@ Status WriteFileAtomic(const std::string& path, const std::vector<ByteSpan>& pie
 
 // kInvalidArgument where something else than a regular file is at `path`: a rename would destroy it.
 Status CheckReplaceable(const std::string& path);
+
+// kInvalidArgument where a file that is not empty is at `path` and does not start with `magic`; what: "a card".
+Status CheckKind(const std::string& path, std::string_view magic, const char* what);
 
 // Creates a folder and its parents, mode 0700.
 Status MakeFolders(const std::string& path);

@@ -53,6 +53,21 @@ TEST_F(FileTest, AtomicWriteJoinsPiecesAndLeavesNoTemporary) {
   EXPECT_EQ(Entries(), 1u);
 }
 
+TEST_F(FileTest, OnlyAFileOfItsKindOrNoneAtAllIsReplaced) {
+  const std::string magic = "\xD8KIND";  // bytes above 127 too
+  EXPECT_TRUE(CheckKind(Path("none"), magic, "a thing").ok());
+  for (const auto& [text, good] : {std::pair{std::string(), true},
+                                   {magic, true},
+                                   {magic + " and more", true},
+                                   {std::string("\xD8KIN"), false},
+                                   {" " + magic, false}}) {
+    std::ofstream(Path("a")) << text;
+    const Status status = CheckKind(Path("a"), magic, "a thing");
+    EXPECT_EQ(status.code(), good ? StatusCode::kOk : StatusCode::kInvalidArgument) << text;
+    EXPECT_EQ(status.message().find("is not a thing") == std::string::npos, good) << status.message();
+  }
+}
+
 TEST_F(FileTest, AtomicWriteReplacesTheOldFileAndItsMode) {
   std::ofstream(Path("a")) << "old and longer";
   fs::permissions(Path("a"), fs::perms::all);

@@ -42,6 +42,12 @@ constexpr const char* kFooter =
     "4 file or network, 5 too long for the context or a limit, 130 interrupted.\n"
     "Each command has an example: qkvshare COMMAND --help";
 
+// The exit code of a command whose output may be lost.
+int Finish(int code) {
+  const Status flushed = FlushOutput();
+  return code == kSuccess && !flushed.ok() ? ReportError(flushed) : code;
+}
+
 int Main(int argc, char** argv) {
   CLI::App app("Hands an agent's context to the next one as a CacheCard: the KV cache, quantized token by token.",
                "qkvshare");
@@ -67,15 +73,12 @@ int Main(int argc, char** argv) {
   try {
     app.parse(Arguments(argc, argv));
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    if (error.get_exit_code() == 0) return Finish(app.exit(error));  // --help, --version
     return ReportError({StatusCode::kInvalidArgument, fmt::format("{}; see --help", error.what())});
   }
   if (const Result<const Kernels*> kernels = SelectKernels(); !kernels) return ReportError(kernels.status());
   for (const auto& [command, run] : commands) {
-    if (!command->parsed()) continue;
-    const int code = run();
-    const Status flushed = FlushOutput();
-    return code == kSuccess && !flushed.ok() ? ReportError(flushed) : code;
+    if (command->parsed()) return Finish(run());
   }
   return ReportError({StatusCode::kInvalidArgument, "a command is needed; see --help"});
 }

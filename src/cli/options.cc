@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
-#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <system_error>
@@ -17,6 +16,7 @@
 #include "cli/terminal.h"
 #include "runtime/model_store.h"
 #include "runtime/prompt.h"
+#include "runtime/sender.h"
 
 namespace qkvshare::cli {
 namespace {
@@ -167,18 +167,9 @@ Status CheckTarget(const std::string& path, const ModelFlags& model, const Promp
   return CheckTarget(path, {model.model, prompt.file, prompt.messages_file});
 }
 
-Status CheckKind(const std::string& path, const std::string& magic, const std::string& what) {
-  const Result<MappedFile> there = MappedFile::Open(path);
-  if (!there || there->bytes().empty()) return {};
-  const ByteSpan bytes = there->bytes();
-  if (bytes.size() >= magic.size() && std::memcmp(bytes.data(), magic.data(), magic.size()) == 0) return {};
-  return {StatusCode::kInvalidArgument,
-          fmt::format("{} is there and is not {}; remove it or choose another name", path, what)};
-}
-
 Status CheckCardTarget(const std::string& path, const ModelFlags& model, const PromptFlags& prompt) {
   QKV_RETURN_IF_ERROR(CheckTarget(path, model, prompt));
-  return CheckKind(path, "QKVCARD\n", "a card");
+  return CheckReplaceableCard(path);
 }
 
 Result<Prompt> ReadPrompt(const PromptFlags& flags, const Model& model, bool add_generation_prompt) {

@@ -71,8 +71,6 @@ Result<Prompt> ReadPrompt(const PromptFlags& flags, const Model& model, bool add
 // one of the inputs.
 Status CheckTarget(const std::string& path, const std::vector<std::string>& inputs);
 Status CheckTarget(const std::string& path, const ModelFlags& model, const PromptFlags& prompt);
-// kInvalidArgument where there is a file at `path` that does not start with `magic`; what: "a card".
-Status CheckKind(const std::string& path, const std::string& magic, const std::string& what);
 // CheckTarget, and kInvalidArgument where something else than a card is there.
 Status CheckCardTarget(const std::string& path, const ModelFlags& model, const PromptFlags& prompt);
 

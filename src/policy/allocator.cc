@@ -105,6 +105,11 @@ class Ladder {
   std::vector<size_t> bytes_;
 };
 
+// Of one token, where no side is exact.
+size_t ScaleBytes(std::span<const LayerShape> shapes) {
+  return TokenBytes(shapes, {4, 4}) - TokenBytes(shapes, kExactLevel) / 4;
+}
+
 Status CheckLevels(const std::vector<Level>& levels) {
   auto next = kLevels.begin();
   for (const Level level : levels) {
@@ -142,12 +147,35 @@ size_t BudgetForBits(double code_bits, size_t tokens, FixedTokens fixed, std::sp
   const size_t exact = fixed.count(tokens);
   const size_t exact_bytes = TokenBytes(shapes, kExactLevel);
   if (code_bits >= 16) return tokens * exact_bytes;
-  const size_t scale_bytes = TokenBytes(shapes, {4, 4}) - exact_bytes / 4;
+  const size_t scale_bytes = ScaleBytes(shapes);
   // Padding of the narrowest codes counts as codes.
   const double token_bytes =
       std::max(static_cast<double>(exact_bytes) * code_bits / 16 + static_cast<double>(scale_bytes),
                static_cast<double>(TokenBytes(shapes, kLevels.front())));
   return exact * exact_bytes + static_cast<size_t>(std::floor(token_bytes * static_cast<double>(tokens - exact)));
+}
+
+double BitsForBudget(size_t budget_bytes, size_t tokens, FixedTokens fixed, std::span<const LayerShape> shapes) {
+  const size_t exact = fixed.count(tokens);
+  const auto exact_bytes = static_cast<double>(TokenBytes(shapes, kExactLevel));
+  const double token_bytes = (static_cast<double>(budget_bytes) - static_cast<double>(exact) * exact_bytes) /
+                             static_cast<double>(tokens - exact);
+  return (token_bytes - static_cast<double>(ScaleBytes(shapes))) * 16 / exact_bytes;
+}
+
+ChoiceRange BudgetsWithChoice(size_t tokens, std::span<const LayerShape> shapes, const AllocationLimits& limits) {
+  const std::vector<Level> all(kLevels.begin(), kLevels.end());
+  const std::vector<Level>& levels = limits.levels.empty() ? all : limits.levels;
+  const size_t narrowest = TokenBytes(shapes, levels.front(), limits.layers);
+  const size_t widest = TokenBytes(shapes, levels.back(), limits.layers);
+  size_t step = widest - narrowest;
+  for (const Level level : levels) {
+    const size_t more = TokenBytes(shapes, level, limits.layers) - narrowest;
+    if (more > 0) step = std::min(step, more);
+  }
+  const size_t exact = limits.fixed.count(tokens);
+  const size_t exact_bytes = exact * TokenBytes(shapes, kExactLevel);
+  return {exact_bytes + (tokens - exact) * narrowest + step, exact_bytes + (tokens - exact) * widest};
 }
 
 Result<BitPlan> Allocate(const TokenCosts& costs, std::span<const LayerShape> shapes, const AllocationLimits& limits,

@@ -36,6 +36,8 @@ size_t PlanBytes(const BitPlan& plan, std::span<const LayerShape> shapes);
 // The budget that gives every token `code_bits` bits a channel on average, plus its scales, plus what the fixed tokens
 // need to be exact. At a width of the codes: exactly the bytes of uniform codes of that width. code_bits: 2 to 16.
 size_t BudgetForBits(double code_bits, size_t tokens, FixedTokens fixed, std::span<const LayerShape> shapes);
+// The inverse: bits below which BudgetForBits gives less than this budget. At least one token is not fixed.
+double BitsForBudget(size_t budget_bytes, size_t tokens, FixedTokens fixed, std::span<const LayerShape> shapes);
 
 struct AllocationLimits {
   size_t budget_bytes = 0;  // of codes and scales
@@ -43,6 +45,14 @@ struct AllocationLimits {
   std::vector<Level> levels{};            // to choose from: some of kLevels, in their order; empty: all of them
   std::vector<LayerAdjustment> layers{};  // goes into the plan; one a layer, or empty
 };
+
+// The budgets that leave a choice: from `least`, where one token gets more than the narrowest level, to less than
+// `enough`, where all that are not fixed get the widest. Empty (least >= enough) where there is never one.
+struct ChoiceRange {
+  size_t least = 0;
+  size_t enough = 0;
+};
+ChoiceRange BudgetsWithChoice(size_t tokens, std::span<const LayerShape> shapes, const AllocationLimits& limits);
 
 // Starts every token at the narrowest level, the fixed ones exact, and widens where the expected error falls most a
 // byte, along the lower convex hull of each token's levels, until no step fits. The plan takes at most the budget and

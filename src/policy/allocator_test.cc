@@ -134,6 +134,43 @@ TEST(BudgetForBits, GivesTheBytesOfUniformPlans) {
   }
 }
 
+TEST(BitsForBudget, IsTheInverse) {
+  std::mt19937 random(3);
+  for (int i = 0; i < 50; ++i) {
+    const Shapes shapes = RandomShapes(&random);
+    const size_t tokens = kExact + 1 + random() % 300;
+    for (const double bits : {4.0, 5.5, 8.0, 15.0}) {
+      const size_t budget = BudgetForBits(bits, tokens, {}, shapes);
+      EXPECT_LE(BitsForBudget(budget, tokens, {}, shapes), bits + 1e-9);  // the budget is rounded down
+      EXPECT_GT(BitsForBudget(budget + 1, tokens, {}, shapes), bits);
+    }
+  }
+}
+
+// At the ends of the range the allocator begins and stops to have a choice.
+TEST(BudgetsWithChoice, AreThoseAtWhichTokensGetDifferentBytes) {
+  std::mt19937 random(4);
+  for (int i = 0; i < 50; ++i) {
+    const Shapes shapes = RandomShapes(&random);
+    const size_t tokens = kExact + 2 + random() % 100;
+    const TokenCosts costs = RandomCosts(&random, tokens);
+    const ChoiceRange range = BudgetsWithChoice(tokens, shapes, {});
+    ASSERT_LT(range.least, range.enough);
+    const auto bytes = [&](size_t budget) { return PlanBytes(MustAllocate(costs, shapes, budget), shapes); };
+    EXPECT_EQ(bytes(range.least - 1), NarrowestBytes(shapes, tokens));
+    EXPECT_GT(bytes(range.least), NarrowestBytes(shapes, tokens));
+    EXPECT_LT(bytes(range.enough - 1), tokens * TokenBytes(shapes, kExactLevel));
+    EXPECT_EQ(bytes(range.enough), tokens * TokenBytes(shapes, kExactLevel));
+  }
+}
+
+TEST(BudgetsWithChoice, AreNoneForOneLevel) {
+  AllocationLimits limits;
+  limits.levels = {{4, 4}};
+  const ChoiceRange range = BudgetsWithChoice(50, Shapes{{1, 64, 64}}, limits);
+  EXPECT_GE(range.least, range.enough);
+}
+
 TEST(Allocate, MeetsEveryBudgetUpToTheCheapestFurtherStep) {
   std::mt19937 random(3);
   for (int i = 0; i < 400; ++i) {

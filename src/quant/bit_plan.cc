@@ -27,7 +27,9 @@ bool IsValidLevel(Level level) {
   return valid(level.key_bits) && valid(level.value_bits);
 }
 
-std::string LevelName(Level level) { return fmt::format("K{}V{}", level.key_bits, level.value_bits); }
+std::string LevelName(Level level) {
+  return level == kExactLevel ? "exact" : fmt::format("K{}V{}", level.key_bits, level.value_bits);
+}
 
 Status ValidatePlan(const BitPlan& plan, size_t tokens, size_t layers) {
   const auto invalid = [](const std::string& what) {

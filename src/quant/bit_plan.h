@@ -43,7 +43,7 @@ int SideBits(Level level, Side side, LayerAdjustment adjustment);
 
 bool IsValidLevel(Level level);
 
-// "K8V4".
+// "K8V4"; "exact" for kExactLevel.
 std::string LevelName(Level level);
 
 struct BitPlan {

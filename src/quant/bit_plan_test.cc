@@ -19,6 +19,7 @@ TEST(BitPlanTest, LevelsKeepTheRules) {
   }
   EXPECT_EQ(names.size(), 16u);  // all pairs of 2, 4, 8 and 16
   EXPECT_TRUE(names.contains("K2V16"));
+  EXPECT_EQ(LevelName(kExactLevel), "exact");
   for (const Level level : kLevels) EXPECT_GE(level.key_bits, level.value_bits);
 }
 

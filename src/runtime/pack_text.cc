@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
+#include <optional>
 
 #include "base/text.h"
 
@@ -12,8 +13,6 @@ namespace qkvshare {
 namespace {
 
 Status Invalid(const std::string& what) { return {StatusCode::kInvalidArgument, what}; }
-
-std::string ChoiceName(Level level) { return level == kExactLevel ? "exact" : LevelName(level); }
 
 // The number that all of [begin, end) spells.
 template <typename T>
@@ -40,8 +39,13 @@ bool ParseSteps(const std::string& text, char* side, int* steps) {
   return ParseNumber(text.data() + 2, text.data() + text.size(), steps) && std::abs(*steps) <= kMaxAdjustment;
 }
 
-// One entry of ParseLayerBits.
-bool ApplyLayerBits(const std::string& entry, std::vector<LayerAdjustment>* layers) {
+// What was given for a layer so far.
+struct LayerSteps {
+  std::optional<int8_t> keys, values;
+};
+
+// One entry of ParseLayerBits. False where it says nothing, or what was said before.
+bool ApplyLayerBits(const std::string& entry, std::vector<LayerSteps>* layers) {
   const size_t colon = entry.find(':');
   size_t first = 0;
   size_t last = 0;
@@ -51,8 +55,9 @@ bool ApplyLayerBits(const std::string& entry, std::vector<LayerAdjustment>* laye
     int steps = 0;
     if (!ParseSteps(word, &side, &steps)) return false;
     for (size_t layer = first; layer <= last; ++layer) {
-      LayerAdjustment& adjustment = (*layers)[layer];
-      (side == 'k' ? adjustment.keys : adjustment.values) = static_cast<int8_t>(steps);
+      std::optional<int8_t>& given = side == 'k' ? (*layers)[layer].keys : (*layers)[layer].values;
+      if (given) return false;
+      given = static_cast<int8_t>(steps);
     }
   }
   return true;
@@ -66,11 +71,11 @@ Result<std::vector<Level>> ParseLevels(const std::string& list) {
   const std::vector<std::string> words = Split(list, ',');
   std::string names;
   for (const Level level : kLevels) {
-    names += (names.empty() ? "" : ", ") + ChoiceName(level);
-    if (std::find(words.begin(), words.end(), ChoiceName(level)) != words.end()) levels.push_back(level);
+    names += (names.empty() ? "" : ", ") + LevelName(level);
+    if (std::find(words.begin(), words.end(), LevelName(level)) != words.end()) levels.push_back(level);
   }
   for (const std::string& word : words) {
-    const bool known = std::any_of(levels.begin(), levels.end(), [&](Level l) { return ChoiceName(l) == word; });
+    const bool known = std::any_of(levels.begin(), levels.end(), [&](Level l) { return LevelName(l) == word; });
     if (!known) return Invalid(fmt::format("unknown level '{}'; choose from {}", word, names));
   }
   return levels;
@@ -79,14 +84,15 @@ Result<std::vector<Level>> ParseLevels(const std::string& list) {
 Result<std::vector<LayerAdjustment>> ParseLayerBits(const std::string& text, size_t layers) {
   std::vector<LayerAdjustment> adjustments;
   if (text.empty()) return adjustments;
-  adjustments.resize(layers);
+  std::vector<LayerSteps> given(layers);
   for (const std::string& entry : Split(text, ';')) {
-    if (ApplyLayerBits(entry, &adjustments)) continue;
+    if (ApplyLayerBits(entry, &given)) continue;
     return Invalid(
         fmt::format("bits of layers '{}': give FIRST[-LAST]:k=STEPS,v=STEPS with layers 0 to {} and steps from "
-                    "-{} to {}, as 0-2:k=1,v=1",
+                    "-{} to {}, each side of a layer once, as 0-2:k=1,v=1",
                     entry, layers - 1, kMaxAdjustment, kMaxAdjustment));
   }
+  for (const LayerSteps& steps : given) adjustments.push_back({steps.keys.value_or(0), steps.values.value_or(0)});
   return adjustments;
 }
 

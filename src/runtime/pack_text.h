@@ -20,7 +20,7 @@ namespace qkvshare {
 Result<std::vector<Level>> ParseLevels(const std::string& list);
 
 // Steps by which layers get wider or narrower codes, of a model with this many layers: FIRST[-LAST]:k=STEPS,v=STEPS,
-// several with ; between, as "0-2:k=1,v=1;20:v=-1". Empty: none. kInvalidArgument.
+// several with ; between, as "0-2:k=1,v=1;20:v=-1", each side of a layer at most once. Empty: none. kInvalidArgument.
 Result<std::vector<LayerAdjustment>> ParseLayerBits(const std::string& text, size_t layers);
 
 // Adds a reader to the segments of these roles (none: to all). Where there are no segments, one of role "prompt" is

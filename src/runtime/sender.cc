@@ -5,9 +5,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <utility>
 
+#include "base/file.h"
 #include "base/stopwatch.h"
+#include "card/format.h"
 #include "policy/allocator.h"
 #include "policy/anchors.h"
 #include "qkvshare/version.h"
@@ -118,6 +121,7 @@ Transferability TransferabilityOf(const CardContent& content, const PackOptions&
   return transfer;
 }
 
+// Before there are tokens. Where scales count, the range is a little narrower: ChoiceOf.
 Status NoChoice(const PackOptions& options) {
   const std::vector<Level> ladder = Ladder(options);
   if (ladder.size() == 1) {
@@ -132,9 +136,27 @@ Status NoChoice(const PackOptions& options) {
                   PolicyName(options.policy), LevelBits(ladder.front()), LevelBits(ladder.back()))};
 }
 
+// The sizes at which a policy has a choice, in the words in which the size was given.
+std::string ChoiceOf(const KvView& kv, const PackOptions& options, const AllocationLimits& limits) {
+  const std::vector<LayerShape> shapes = ShapesOf(kv);
+  const ChoiceRange range = BudgetsWithChoice(kv.tokens, shapes, limits);
+  if (range.least >= range.enough) return "";
+  if (options.max_bytes > 0) {
+    const size_t overhead = options.max_bytes - limits.budget_bytes;
+    return fmt::format("give {} to {} bytes, or ", overhead + range.least, overhead + range.enough - 1);
+  }
+  const auto thousandths = [&](size_t budget) { return BitsForBudget(budget, kv.tokens, limits.fixed, shapes) * 1000; };
+  // Within what CheckPackOptions takes, whatever the layers are adjusted by.
+  const std::vector<Level> ladder = Ladder(options);
+  const double least = std::max(std::ceil(thousandths(range.least) + 1e-6), LevelBits(ladder.front()) * 1000 + 1);
+  const double limit = std::min(std::floor(thousandths(range.enough)), LevelBits(ladder.back()) * 1000);
+  return fmt::format("give at least {} and less than {} bits, or ", least / 1000, limit / 1000);
+}
+
 // A policy's plan must be one that it had a choice in: not all tokens at the narrowest level or all at the widest.
-Status CheckChoice(const BitPlan& plan, const PackOptions& options, FixedTokens fixed) {
+Status CheckChoice(const BitPlan& plan, const KvView& kv, const PackOptions& options, const AllocationLimits& limits) {
   const size_t tokens = plan.tokens();
+  const FixedTokens fixed = limits.fixed;
   if (fixed.count(tokens) + 1 >= tokens) {
     return {StatusCode::kInvalidArgument,
             fmt::format("of {} tokens, {} stay exact whatever the policy, so policy {} changes nothing; use uniform",
@@ -146,7 +168,9 @@ Status CheckChoice(const BitPlan& plan, const PackOptions& options, FixedTokens 
   for (size_t t = fixed.first; !fixed.contains(t, tokens); ++t) {
     if (plan.level(t) != level) return {};
   }
-  return NoChoice(options);
+  return {StatusCode::kInvalidArgument,
+          fmt::format("at this size every token gets the same bits, so policy {} changes nothing; {}use uniform",
+                      PolicyName(options.policy), ChoiceOf(kv, options, limits))};
 }
 
 }  // namespace
@@ -178,6 +202,11 @@ Status CheckPackOptions(const PackOptions& options) {
   return options.policy == Policy::kUniform || has_choice ? Status() : NoChoice(options);
 }
 
+Status CheckReplaceableCard(const std::string& path) {
+  QKV_RETURN_IF_ERROR(CheckReplaceable(path));
+  return CheckKind(path, {card_format::kMagic.data(), card_format::kMagic.size()}, "a card");
+}
+
 Result<PackedCard> PackSession(const Session& session, const PackOptions& options, PackTimes* times, int sequence) {
   QKV_RETURN_IF_ERROR(CheckPackOptions(options));
   QKV_RETURN_IF_ERROR(CheckChain(session, sequence));
@@ -206,7 +235,7 @@ Result<PackedCard> PackSession(const Session& session, const PackOptions& option
       Planned planned,
       MakePlan({kv, profiles, session.window(sequence), content.token_ids, options.predictions, transfer}, request));
   if (options.policy != Policy::kUniform) {
-    QKV_RETURN_IF_ERROR(CheckChoice(planned.plan, options, request.limits.fixed));
+    QKV_RETURN_IF_ERROR(CheckChoice(planned.plan, kv, options, request.limits));
   }
   content.info.features = std::move(planned.features);
   content.anchors = std::move(planned.anchors);

@@ -70,6 +70,9 @@ class PredictionMeter {
 // would have no choice at these bits.
 Status CheckPackOptions(const PackOptions& options);
 
+// Checked before the work: kInvalidArgument where something else than a card is at `path`, which a card would replace.
+Status CheckReplaceableCard(const std::string& path);
+
 // Packs the tokens of one sequence of the session, which stays as it is: all of them, or those after the cards that are
 // attached, as a delta card that names the last of them as its parent; where it has a window, with its anchors.
 // kInvalidArgument (empty session, bits out of range, a policy but uniform without a window or where the size leaves it
