@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 from cli_support import (DOCUMENT, INTERRUPTED, MISSING, QUESTION, REFUSED, TOO_LONG, USAGE, CliTest, environment,
                          folder, main, path, setUpModule, words_of, write_model)
@@ -38,7 +39,7 @@ class Terminal:
 
     def wait_for(self, pattern):
         """Reads on until the pattern is there, and forgets all up to its end."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not (match := re.search(pattern, self.shown)):
             self.test.assertLess(time.monotonic(), deadline, self.shown)
             if select.select([self.terminal], [], [], 1)[0]:
@@ -47,6 +48,14 @@ class Terminal:
                 except OSError:  # the command has ended
                     self.test.fail(f"{pattern} is not in {self.shown}")
         self.shown = self.shown[match.end():]
+
+    def wait_until_it_sleeps(self):
+        """A second long: in a write, where the terminal's output is stopped."""
+        asleep = 0
+        while asleep < 20:
+            state = Path(f"/proc/{self.process}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0]
+            asleep = asleep + 1 if state == "S" else 0
+            time.sleep(0.05)
 
     def exit_code(self):
         while True:
@@ -203,7 +212,7 @@ class TerminalTest(ChatTest):
         terminal = Terminal(self, *chat(*ENDLESS, "-o", path("stop.card")))
         terminal.wait_for(rb"/exit leaves\.\r\n> ")
         terminal.type("Hello\n")
-        terminal.wait_for(rb"Hello\r\n.")
+        terminal.wait_for(rb"tokens\r\x1b\[K[^r]")  # the answer itself, which begins with another letter
         terminal.type("\x03")
         terminal.wait_for(rb"\n> ")
         terminal.type("Go on\n")
@@ -213,6 +222,19 @@ class TerminalTest(ChatTest):
         segments = self.report("info", path("stop.card"))["segments"]
         self.assertEqual([s["role"] for s in segments], ["user", "generated"] * 2)
         self.succeed("verify", path("stop.card"))
+
+    def test_a_signal_at_the_end_of_the_reading_stops_the_answer(self):
+        terminal = Terminal(self, *chat(*ENDLESS, "-o", path("late.card")))
+        terminal.wait_for(rb"/exit leaves\.\r\n> ")
+        terminal.type("\x13Hello\n")  # Ctrl-S: the program waits as it says that all is read
+        terminal.wait_until_it_sleeps()
+        terminal.type("\x03")  # and lets it go on
+        terminal.wait_for(rb"\n> ")
+        terminal.type("\x04")
+        self.assertEqual(terminal.exit_code(), 0)
+        answer = self.report("info", path("late.card"))["segments"][-1]
+        self.assertEqual(answer["role"], "generated")
+        self.assertLess(answer["tokens"], 100)
 
     def test_leaving(self):
         for leave, code in (("\x04", 0), ("/exit\n", 0), ("\x03", INTERRUPTED)):

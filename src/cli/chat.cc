@@ -211,15 +211,15 @@ class Chat {
     const std::vector<int32_t> before = session_->tokens();
     const InterruptScope interrupt([this] { session_->Cancel(); });
     const Status status = Read(prompt);
-    session_->ResetCancel();
     if (!status.ok()) {
+      session_->ResetCancel();
       const bool stopped = status.code() == StatusCode::kCancelled;
       if (stopped) PrintNote("stopped; the turn was taken back\n");
       const Status back = TakeBack(before, prompt.cached);
       return stopped ? back : status;
     }
     NoteTurn(prompt);
-    return Answer();
+    return Answer();  // a signal that came too late to stop the reading stops the answer
   }
 
   Status Read(const JoinedPrompt& prompt) {
