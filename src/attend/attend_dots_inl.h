@@ -56,6 +56,13 @@ HWY_INLINE void ForRowBlocks(size_t rows, const Block& block) {
   }
 }
 
+// Fetches what is read soon, from a larger cache, and what the next block reads, from memory: that lies as far ahead as
+// this block is long, or is not needed. Only the second-level cache has room for as many fetches as memory takes.
+HWY_INLINE void FetchAhead(const uint8_t* at, size_t near, size_t far) {
+  __builtin_prefetch(at + near, 0, 3);
+  __builtin_prefetch(at + far, 0, 2);
+}
+
 // The four bytes at `at`, over and over.
 template <class D8>
 HWY_INLINE Vec<D8> Repeated(D8 d, const void* at) {
@@ -80,37 +87,71 @@ HWY_INLINE V8 Unpacked(V8 packed) {
 
 // ---- With products of two ----
 
-// Products of bytes, summed in pairs: those of 8-bit codes would not fit 16 bits.
-template <class V8>
-HWY_INLINE Vec<WordsOf<Of<V8>>> PairProducts(V8 codes, V8 signed_bytes) {
+// Sums of two products each of bytes, in 16 bits: those of two 8-bit codes would not fit.
+template <class D8>
+class ByteSum {
+ public:
 #if HWY_TARGET == HWY_NEON
-  const int8x16_t a = vreinterpretq_s8_u8(codes.raw);
-  const int8x16_t b = vreinterpretq_s8_u8(signed_bytes.raw);
-  return Vec<WordsOf<Of<V8>>>(
-      vpaddq_s16(vmull_s8(vget_low_s8(a), vget_low_s8(b)), vmull_s8(vget_high_s8(a), vget_high_s8(b))));
-#else
-  if constexpr (sizeof(V8) == 64) {
-    return Vec<WordsOf<Of<V8>>>{_mm512_maddubs_epi16(codes.raw, signed_bytes.raw)};
-  } else {
-    return Vec<WordsOf<Of<V8>>>{_mm256_maddubs_epi16(codes.raw, signed_bytes.raw)};
+  HWY_INLINE ByteSum() { Clear(); }
+  HWY_INLINE void Clear() { low_ = high_ = hn::Zero(WordsOf<D8>()); }
+  HWY_INLINE void Add(Vec<D8> codes, Vec<D8> signed_bytes) {
+    const int8x16_t a = vreinterpretq_s8_u8(codes.raw);
+    const int8x16_t b = vreinterpretq_s8_u8(signed_bytes.raw);
+    low_.raw = vmlal_s8(low_.raw, vget_low_s8(a), vget_low_s8(b));
+    high_.raw = vmlal_s8(high_.raw, vget_high_s8(a), vget_high_s8(b));
   }
-#endif
-}
+  HWY_INLINE Vec<WordsOf<D8>> Total() const { return Vec<WordsOf<D8>>(vpaddq_s16(low_.raw, high_.raw)); }
 
-template <class V16>
-HWY_INLINE Vec<hn::Repartition<int32_t, Of<V16>>> WordProducts(V16 a, V16 b) {
-  using V32 = Vec<hn::Repartition<int32_t, Of<V16>>>;
-#if HWY_TARGET == HWY_NEON
-  return V32(vpaddq_s32(vmull_s16(vget_low_s16(a.raw), vget_low_s16(b.raw)),
-                        vmull_s16(vget_high_s16(a.raw), vget_high_s16(b.raw))));
+ private:
+  Vec<WordsOf<D8>> low_, high_;
 #else
-  if constexpr (sizeof(V16) == 64) {
-    return V32{_mm512_madd_epi16(a.raw, b.raw)};
-  } else {
-    return V32{_mm256_madd_epi16(a.raw, b.raw)};
+  HWY_INLINE ByteSum() { Clear(); }
+  HWY_INLINE void Clear() { sum_ = hn::Zero(WordsOf<D8>()); }
+  HWY_INLINE void Add(Vec<D8> codes, Vec<D8> signed_bytes) {
+    if constexpr (sizeof(codes) == 64) {
+      sum_ = hn::Add(sum_, Vec<WordsOf<D8>>{_mm512_maddubs_epi16(codes.raw, signed_bytes.raw)});
+    } else {
+      sum_ = hn::Add(sum_, Vec<WordsOf<D8>>{_mm256_maddubs_epi16(codes.raw, signed_bytes.raw)});
+    }
   }
+  HWY_INLINE Vec<WordsOf<D8>> Total() const { return sum_; }
+
+ private:
+  Vec<WordsOf<D8>> sum_;
 #endif
-}
+};
+
+// Sums of two products each of 16-bit numbers.
+template <class D16>
+class WordSum {
+ public:
+  using D32 = hn::Repartition<int32_t, D16>;
+
+#if HWY_TARGET == HWY_NEON
+  HWY_INLINE WordSum() { low_ = high_ = hn::Zero(D32()); }
+  HWY_INLINE void Add(Vec<D16> a, Vec<D16> b) {
+    low_.raw = vmlal_s16(low_.raw, vget_low_s16(a.raw), vget_low_s16(b.raw));
+    high_.raw = vmlal_s16(high_.raw, vget_high_s16(a.raw), vget_high_s16(b.raw));
+  }
+  HWY_INLINE Vec<D32> Total() const { return Vec<D32>(vpaddq_s32(low_.raw, high_.raw)); }
+
+ private:
+  Vec<D32> low_, high_;
+#else
+  HWY_INLINE WordSum() { sum_ = hn::Zero(D32()); }
+  HWY_INLINE void Add(Vec<D16> a, Vec<D16> b) {
+    if constexpr (sizeof(a) == 64) {
+      sum_ = hn::Add(sum_, Vec<D32>{_mm512_madd_epi16(a.raw, b.raw)});
+    } else {
+      sum_ = hn::Add(sum_, Vec<D32>{_mm256_madd_epi16(a.raw, b.raw)});
+    }
+  }
+  HWY_INLINE Vec<D32> Total() const { return sum_; }
+
+ private:
+  Vec<D32> sum_;
+#endif
+};
 
 // Sums in registers at once: 32 with AVX-512 and NEON, 16 with AVX2.
 inline constexpr size_t kRegisters = HWY_TARGET == HWY_AVX2 ? 16 : 32;
@@ -130,34 +171,37 @@ struct Pairs {
     static constexpr int kLargest = kBits == 2 ? 3 : 15;
     static constexpr size_t kGroups = 32767 / (2 * 127 * kLargest) / (8 / kBits);  // before Widen
 
-    Vec<IntsOf<Bytes>> total;
-    Vec<WordsOf<Bytes>> part[kParts];
+    WordSum<WordsOf<Bytes>> total;
+    ByteSum<Bytes> part[kParts];
 
-    HWY_INLINE KeySum() : total(hn::Zero(IntsOf<Bytes>())) {
-      for (auto& p : part) p = hn::Zero(WordsOf<Bytes>());
-    }
+    HWY_INLINE KeySum() {}
     HWY_INLINE void Add(Vec<Bytes> codes, Vec<Bytes> query) {
       if constexpr (kParts == 1) {
-        part[0] = hn::Add(part[0], PairProducts(codes, query));
+        part[0].Add(codes, query);
       } else {
-        part[0] = hn::Add(part[0], PairProducts(Unpacked<4, 0>(codes), query));
-        part[1] = hn::Add(part[1], PairProducts(Unpacked<4, 1>(codes), query));
+        part[0].Add(Unpacked<4, 0>(codes), query);
+        part[1].Add(Unpacked<4, 1>(codes), query);
       }
     }
     HWY_INLINE void Widen() {
       int16_t factor = 1;
       for (auto& p : part) {
-        total = hn::Add(total, WordProducts(p, hn::Set(WordsOf<Bytes>(), factor)));
-        p = hn::Zero(WordsOf<Bytes>());
+        total.Add(p.Total(), hn::Set(WordsOf<Bytes>(), factor));
+        p.Clear();
         factor = 16;
       }
     }
+    HWY_INLINE Vec<IntsOf<Bytes>> Total() const { return total.Total(); }
   };
 
   // Tokens 0 and 2, 1 and 3 of four.
   template <class D8>
   struct ValueCodes {
     Vec<WordsOf<D8>> even, odd;
+
+    HWY_INLINE ValueCodes() {}
+    HWY_INLINE ValueCodes(Vec<WordsOf<D8>> even_tokens, Vec<WordsOf<D8>> odd_tokens)
+        : even(even_tokens), odd(odd_tokens) {}
   };
   template <int kBits, int kIndex, class V8>
   static HWY_INLINE ValueCodes<Of<V8>> UnpackValues(V8 packed) {
@@ -173,15 +217,15 @@ struct Pairs {
 
   template <class D8>
   struct ValueSum {
-    Vec<IntsOf<D8>> total;
+    WordSum<WordsOf<D8>> sum;
 
-    HWY_INLINE ValueSum() : total(hn::Zero(IntsOf<D8>())) {}
+    HWY_INLINE ValueSum() {}
     HWY_INLINE void Add(const ValueCodes<D8>& codes, const int16_t* weights) {
       const WordsOf<D8> d;
-      total = hn::Add(total, WordProducts(codes.even, hn::BitCast(d, Repeated(D8(), weights))));
-      total = hn::Add(total, WordProducts(codes.odd, hn::BitCast(d, Repeated(D8(), weights + 2))));
+      sum.Add(codes.even, hn::BitCast(d, Repeated(D8(), weights)));
+      sum.Add(codes.odd, hn::BitCast(d, Repeated(D8(), weights + 2)));
     }
-    HWY_INLINE Vec<IntsOf<D8>> Total() const { return total; }
+    HWY_INLINE Vec<IntsOf<D8>> Total() const { return sum.Total(); }
   };
 
   static constexpr int kWeightBias = 0;
@@ -229,6 +273,7 @@ struct Fours {
     HWY_INLINE KeySum() : total(hn::Zero(IntsOf<Bytes>())) {}
     HWY_INLINE void Add(Vec<Bytes> codes, Vec<Bytes> query) { total = AddFourProducts(total, codes, query); }
     HWY_INLINE void Widen() {}
+    HWY_INLINE Vec<IntsOf<Bytes>> Total() const { return total; }
   };
 
   template <class D8>
@@ -264,6 +309,31 @@ struct Fours {
     alignas(16) static constexpr uint8_t kOrder[16] = {1, 3, 5, 7, 0, 2, 4, 6, 9, 11, 13, 15, 8, 10, 12, 14};
     hn::StoreU(hn::BitCast(d16, hn::TableLookupBytes(bytes, hn::LoadDup128(d8, kOrder))), d16, out);
   }
+};
+
+#elif HWY_TARGET == HWY_NEON && defined(__ARM_FEATURE_DOTPROD)
+
+// Products of signed bytes: 8-bit codes are taken as two of 4 bits. Values gain less and stay with pairs.
+struct Fours : Pairs {
+  template <int kBits>
+  struct KeySum {
+    static constexpr size_t kGroups = kMaxHeadDim;
+
+    Vec<IntsOf<Bytes>> low, high;
+
+    HWY_INLINE KeySum() { low = high = hn::Zero(IntsOf<Bytes>()); }
+    HWY_INLINE void Add(Vec<Bytes> codes, Vec<Bytes> query) {
+      const int8x16_t q = vreinterpretq_s8_u8(query.raw);
+      if constexpr (kBits == 8) {
+        low.raw = vdotq_s32(low.raw, vreinterpretq_s8_u8(Unpacked<4, 0>(codes).raw), q);
+        high.raw = vdotq_s32(high.raw, vreinterpretq_s8_u8(Unpacked<4, 1>(codes).raw), q);
+      } else {
+        low.raw = vdotq_s32(low.raw, vreinterpretq_s8_u8(codes.raw), q);
+      }
+    }
+    HWY_INLINE void Widen() {}
+    HWY_INLINE Vec<IntsOf<Bytes>> Total() const { return hn::Add(low, hn::ShiftLeft<4>(high)); }
+  };
 };
 
 #endif

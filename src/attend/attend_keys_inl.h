@@ -17,7 +17,7 @@ struct KeyTiles {
   PackedQueries queries;
   float* out;
   size_t stride;
-  size_t ahead;  // bytes from a place to what is fetched from memory meanwhile
+  size_t ahead;  // FetchAhead's `far`
 };
 
 // What turns sums of a row into scores: score = scale * step * sum - offset * zero * step + bias.
@@ -75,7 +75,7 @@ HWY_INLINE void KeyBlock(const KeyTiles keys, const QueryScales<kRows>& rows, si
       Vec<Bytes> packed[kColumns];
       for (size_t i = 0; i < kColumns; ++i) {
         packed[i] = hn::LoadU(d8, in[i] + group * kLineBytes);
-        __builtin_prefetch(in[i] + group * kLineBytes + keys.ahead);
+        FetchAhead(in[i] + group * kLineBytes, 2 * keys.tile_bytes, keys.ahead);
       }
       const auto step = [&](auto index) HWY_ATTR {
         Vec<Bytes> codes[kColumns];
@@ -97,7 +97,7 @@ HWY_INLINE void KeyBlock(const KeyTiles keys, const QueryScales<kRows>& rows, si
     const KeyScales scales(keys.scales + token + i * kKeysInColumn, kBits);
     for (size_t r = 0; r < kRows; ++r) {
       const auto offset = hn::NegMulAdd(scales.zero_step, hn::Set(df, rows.offset[r]), hn::Set(df, rows.bias[r]));
-      const auto product = hn::Mul(hn::ConvertTo(df, sums[r][i].total), scales.step);
+      const auto product = hn::Mul(hn::ConvertTo(df, sums[r][i].Total()), scales.step);
       hn::StoreU(hn::MulAdd(product, hn::Set(df, rows.scale[r]), offset), df, out + r * keys.stride);
     }
   }
@@ -124,8 +124,9 @@ void KeyDotsOf(const KeyTiles& keys, size_t rows) {
 template <class Dots>
 void KeyDots(const uint8_t* tiles, int bits, size_t count, size_t dim, const RowScale* scales,
              const PackedQueries& queries, size_t rows, float* out, size_t stride) {
-  const KeyTiles keys = {tiles, TileBytes(kTileTokens, dim, bits), RowBytes(dim, bits) / 4, count, scales, queries, out,
-                         stride};
+  const size_t tile_bytes = TileBytes(kTileTokens, dim, bits);
+  const KeyTiles keys = {tiles, tile_bytes, RowBytes(dim, bits) / 4, count, scales, queries,
+                         out,   stride,     count * tile_bytes};
   switch (bits) {
     case 2: return KeyDotsOf<Dots, 2>(keys, rows);
     case 4: return KeyDotsOf<Dots, 4>(keys, rows);

@@ -38,14 +38,18 @@ constexpr AttendKernels TableOf(const char* name) {
 
 }  // namespace
 
+extern const AttendKernels kAttendTable;
 #if HWY_TARGET == HWY_AVX3
 extern const AttendKernels kVnniAttendTable;
 const AttendKernels kVnniAttendTable = TableOf<Fours>("avx512");
+const AttendKernels kAttendTable = TableOf<Pairs>("avx512");
+#elif HWY_TARGET == HWY_AVX2
+const AttendKernels kAttendTable = TableOf<Pairs>("avx2");
+#elif defined(__ARM_FEATURE_DOTPROD)
+const AttendKernels kAttendTable = TableOf<Fours>("neon");
+#else
+const AttendKernels kAttendTable = TableOf<Pairs>("neon");
 #endif
-extern const AttendKernels kAttendTable;
-const AttendKernels kAttendTable = TableOf<Pairs>(HWY_TARGET == HWY_AVX3   ? "avx512"
-                                                  : HWY_TARGET == HWY_AVX2 ? "avx2"
-                                                                           : "neon");
 
 }  // namespace HWY_NAMESPACE
 }  // namespace qkvshare

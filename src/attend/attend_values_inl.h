@@ -32,7 +32,7 @@ HWY_INLINE void ValueBlock(D8 d8, const ValueTiles values, size_t row, size_t ch
     Vec<D8> packed[kVectors];
     for (size_t i = 0; i < kVectors; ++i) {
       packed[i] = hn::LoadU(d8, in + i * hn::MaxLanes(d8));
-      __builtin_prefetch(in + i * hn::MaxLanes(d8) + values.ahead);
+      FetchAhead(in + i * hn::MaxLanes(d8), 4 * values.group_bytes, values.ahead);
     }
     const auto step = [&](auto index) HWY_ATTR {
       typename Dots::template ValueCodes<D8> codes[kVectors];
