@@ -5,8 +5,10 @@
 //   KeySum<bits>  sums of four channels' products of as many keys as a vector of bytes has 32-bit lanes
 //   ValueSum      the same of four tokens' products of as many channels
 //   ValueCodes    codes of four tokens as ValueSum takes them
-//   StoreWeights  the weights of tokens, kWeightBias added, as ValueSum takes them: 8 bytes for four tokens; of the
-//                 32 bits of each the lower half is read
+//   WeightSums    stores tokens' weights as ValueSum takes them, 8 bytes for four tokens, and adds them up: all, and
+//   those
+//                 of tokens whose grid is mid-tread. `rounded` has weight + kWeightBias in its lower 16 bits, the mask
+//                 is what StoreMask made of ones for these tokens
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -29,6 +31,7 @@ using Of = hn::DFromV<V>;
 // Vectors of a tile's bytes. At most a line of a tile: 16 tokens (or channels) of four bytes.
 using Bytes = hn::CappedTag<uint8_t, 64>;
 using Floats = hn::Repartition<float, Bytes>;
+using Ints = hn::Repartition<int32_t, Bytes>;
 template <class D8>
 using IntsOf = hn::Repartition<int32_t, D8>;
 template <class D8>
@@ -229,15 +232,24 @@ struct Pairs {
   };
 
   static constexpr int kWeightBias = 0;
-  template <class V32>
-  static HWY_INLINE void StoreWeights(V32 weights, int16_t* out) {
-    const Of<V32> d;
-    const hn::Rebind<int16_t, Of<V32>> d16;
-    // 0, 2, 1, 3 of each four.
-    alignas(64) static constexpr int32_t kOrder[16] = {0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15};
-    const auto ordered = hn::TableLookupLanes(hn::And(weights, hn::Set(d, 0x7FFF)), hn::SetTableIndices(d, kOrder));
-    hn::StoreU(hn::DemoteTo(d16, ordered), d16, out);
-  }
+  struct WeightSums {
+    Vec<Ints> all, tread;
+
+    HWY_INLINE WeightSums() { all = tread = hn::Zero(Ints()); }
+    HWY_INLINE void Store(Vec<Ints> rounded, const int32_t* mask, int16_t* out) {
+      const Ints d;
+      const hn::Rebind<int16_t, Ints> d16;
+      const auto weights = hn::And(rounded, hn::Set(d, 0x7FFF));
+      // 0, 2, 1, 3 of each four.
+      alignas(64) static constexpr int32_t kOrder[16] = {0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15};
+      hn::StoreU(hn::DemoteTo(d16, hn::TableLookupLanes(weights, hn::SetTableIndices(d, kOrder))), d16, out);
+      all = hn::Add(all, weights);
+      tread = hn::Add(tread, hn::And(weights, hn::Load(d, mask)));
+    }
+    HWY_INLINE int32_t All() const { return hn::GetLane(hn::SumOfLanes(Ints(), all)); }
+    HWY_INLINE int32_t Tread() const { return hn::GetLane(hn::SumOfLanes(Ints(), tread)); }
+  };
+  static HWY_INLINE void StoreMask(Vec<Ints> tread, int32_t* mask) { hn::Store(tread, Ints(), mask); }
 };
 
 // ---- With products of four ----
@@ -261,7 +273,7 @@ struct Fours {
   static constexpr size_t kKeySums = 16;
   template <int kBits>
   static constexpr size_t kKeyRows = 8;
-  static constexpr size_t kValueSums = 8;
+  static constexpr size_t kValueSums = 14;
   static constexpr size_t kValueRows = 8;
 
   template <int kBits>
@@ -300,14 +312,36 @@ struct Fours {
 
   // The high byte of weight + 128 is `high`, the low one `low` + 128.
   static constexpr int kWeightBias = 128;
-  template <class V32>
-  static HWY_INLINE void StoreWeights(V32 weights, int16_t* out) {
-    const hn::Rebind<int16_t, Of<V32>> d16;
-    const hn::Repartition<uint8_t, decltype(d16)> d8;
-    const Vec<decltype(d16)> words{_mm512_cvtepi32_epi16(weights.raw)};
-    const auto bytes = hn::BitCast(d8, hn::Xor(words, hn::Set(d16, int16_t{0x80})));
+  using Split = hn::CappedTag<uint8_t, 32>;
+  static HWY_INLINE Vec<Split> SplitWeights(Vec<Ints> biased) {
+    const Split d;
+    const hn::Repartition<int16_t, Split> d16;
+    const Vec<decltype(d16)> words{_mm512_cvtepi32_epi16(biased.raw)};
     alignas(16) static constexpr uint8_t kOrder[16] = {1, 3, 5, 7, 0, 2, 4, 6, 9, 11, 13, 15, 8, 10, 12, 14};
-    hn::StoreU(hn::BitCast(d16, hn::TableLookupBytes(bytes, hn::LoadDup128(d8, kOrder))), d16, out);
+    return hn::TableLookupBytes(hn::BitCast(d, hn::Xor(words, hn::Set(d16, int16_t{0x80}))), hn::LoadDup128(d, kOrder));
+  }
+
+  // In turn of high and of low halves.
+  struct WeightSums {
+    Vec<IntsOf<Split>> all, tread;
+
+    HWY_INLINE WeightSums() { all = tread = hn::Zero(IntsOf<Split>()); }
+    HWY_INLINE void Store(Vec<Ints> rounded, const int32_t* mask, int16_t* out) {
+      const Split d;
+      const auto split = SplitWeights(rounded);
+      hn::StoreU(split, d, reinterpret_cast<uint8_t*>(out));
+      all = AddFourProducts(all, hn::Set(d, uint8_t{1}), split);
+      tread = AddFourProducts(tread, hn::Load(d, reinterpret_cast<const uint8_t*>(mask)), split);
+    }
+    static HWY_INLINE int32_t Total(Vec<IntsOf<Split>> halves) {
+      return hn::GetLane(hn::SumOfLanes(IntsOf<Split>(), hn::OddEven(halves, hn::ShiftLeft<8>(halves))));
+    }
+    HWY_INLINE int32_t All() const { return Total(all); }
+    HWY_INLINE int32_t Tread() const { return Total(tread); }
+  };
+  static HWY_INLINE void StoreMask(Vec<Ints> tread, int32_t* mask) {
+    const auto ones = hn::Add(hn::And(tread, hn::Set(Ints(), 0x101)), hn::Set(Ints(), kWeightBias));
+    hn::Store(SplitWeights(ones), Split(), reinterpret_cast<uint8_t*>(mask));
   }
 };
 

@@ -14,7 +14,6 @@ namespace {
 
 inline constexpr size_t kLanes = hn::MaxLanes(Floats());
 using V = Vec<Floats>;
-using Ints = hn::RebindToSigned<Floats>;
 
 // ---- Queries ----
 
@@ -181,16 +180,17 @@ void Softmax(const SoftmaxBlock& block) {
 // Tokens' scales, for all rows of a block.
 struct WeightScales {
   alignas(64) std::array<float, kMaxBlockTokens> step;
-  alignas(64) std::array<int32_t, kMaxBlockTokens> tread;  // all bits set, or none
+  alignas(64) std::array<int32_t, kMaxBlockTokens> tread;  // masks of a set's WeightSums
 };
 
 HWY_INLINE float LargestWeight(const float* in, size_t tokens, const WeightScales& scales) {
   const Floats d;
-  V largest = hn::Zero(d);
+  const Ints di;
+  auto largest = hn::Zero(di);  // numbers that are not negative have the order of their bits
   for (size_t t = 0; t < tokens; t += kLanes) {
-    largest = hn::Max(largest, hn::Mul(hn::LoadU(d, in + t), hn::Load(d, &scales.step[t])));
+    largest = hn::Max(largest, hn::BitCast(di, hn::Mul(hn::LoadU(d, in + t), hn::Load(d, &scales.step[t]))));
   }
-  return hn::GetLane(hn::MaxOfLanes(d, largest));
+  return hn::GetLane(hn::BitCast(d, hn::MaxOfLanes(di, largest)));
 }
 
 // Returns the sum of weight * zero code.
@@ -201,18 +201,13 @@ HWY_INLINE float RoundWeights(const float* in, size_t tokens, const WeightScales
   const Ints di;
   // As in Exp.
   constexpr float kRound = 0x1.8p23f + Dots::kWeightBias;
-  auto sum = hn::Zero(di);
-  auto tread = hn::Zero(di);
+  typename Dots::WeightSums sums;
   for (size_t t = 0; t < tokens; t += kLanes) {
     const V weight = hn::Mul(hn::LoadU(d, in + t), hn::Load(d, &scales.step[t]));
-    const auto rounded = hn::BitCast(di, hn::Add(hn::Mul(weight, hn::Set(d, inverse)), hn::Set(d, kRound)));
-    Dots::StoreWeights(rounded, out + t);
-    const auto integer = hn::Sub(rounded, hn::BitCast(di, hn::Set(d, kRound)));
-    sum = hn::Add(sum, integer);
-    tread = hn::Add(tread, hn::And(integer, hn::Load(di, &scales.tread[t])));
+    const V rounded = hn::Add(hn::Mul(weight, hn::Set(d, inverse)), hn::Set(d, kRound));
+    sums.Store(hn::BitCast(di, rounded), &scales.tread[t], out + t);
   }
-  return static_cast<float>(hn::GetLane(hn::SumOfLanes(di, sum))) * ZeroCode(CodeGrid::kMidRise, bits) +
-         static_cast<float>(hn::GetLane(hn::SumOfLanes(di, tread))) * 0.5f;
+  return static_cast<float>(sums.All()) * ZeroCode(CodeGrid::kMidRise, bits) + static_cast<float>(sums.Tread()) * 0.5f;
 }
 
 template <class Dots>
@@ -224,7 +219,7 @@ void QuantizeWeights(const float* in, size_t stride, size_t tokens, size_t rows,
   for (size_t t = 0; t < tokens; t += kLanes) {
     const auto scale = hn::ShiftLeft<16>(hn::PromoteTo(di, hn::LoadU(hn::Rebind<uint16_t, Floats>(), row_scales + t)));
     hn::Store(hn::Abs(hn::BitCast(d, scale)), d, &scales.step[t]);
-    hn::Store(hn::BroadcastSignBit(scale), di, &scales.tread[t]);
+    Dots::StoreMask(hn::BroadcastSignBit(scale), &scales.tread[t]);
   }
   // In `unit` for now, so that no row waits for its largest weight.
   for (size_t row = 0; row < rows; ++row) unit[row] = LargestWeight(in + row * stride, tokens, scales);
