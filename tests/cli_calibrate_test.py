@@ -36,7 +36,7 @@ class CalibrateTest(CliTest):
         # The card needs nothing else: the profile may be gone.
         os.remove(path("c.profile"))
         run = self.report("run", "--card", path("static.card"), "-p", " And then", "-n", "2", "--temp", "0")
-        self.assertEqual(run["mode"], "restore")
+        self.assertEqual(run["mode"], "fused")
 
     def test_what_cannot_be_is_refused(self):
         self.calibrate("d.profile", "-f", path("doc.txt"))
@@ -67,7 +67,7 @@ class LayerBitsTest(CliTest):
         details = self.report("info", path("layers.card"))["layer_details"]
         self.assertEqual([d["value_adjustment"] for d in details], [1, 1])
         run = self.report("run", "--card", path("layers.card"), "-p", " And then", "-n", "2", "--temp", "0")
-        self.assertEqual(run["mode"], "restore")
+        self.assertEqual(run["mode"], "fused")
 
     def test_wrong_layers_are_refused(self):
         for spec in ("2:k=1", "1-0:k=1", "0", "0:", "0:x=1", "0:k", "0:k=4", "0:k=1,", "a:k=1", "0:k=1;", "-1:k=1"):

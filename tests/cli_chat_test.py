@@ -101,7 +101,7 @@ class PipeTest(ChatTest):
         self.assertEqual(self.answers(*GREEDY, lines=["", "  ", "/exit", "Hello"]), b"")
         done = self.execute(*chat(*GREEDY, "--card", path("doc4.card")), stdin=b"last line without its end")
         self.assertEqual((done.returncode, done.stdout.count(b"\n") > 0), (0, True))
-        self.assertRegex(done.stderr, rb"\Amode: restore \(the card's \d+ tokens; K f16, .*\)\n\Z")  # no "> "
+        self.assertRegex(done.stderr, rb"\Amode: fused \(the self-test passed; \d+ tokens from the card; K f16, .*\)\n\Z")  # no "> "
 
     def test_carriage_returns_are_no_text(self):
         greeting = self.answers(*GREEDY, lines=["Hi"])
@@ -158,7 +158,10 @@ class PipeTest(ChatTest):
             self.fail_with(USAGE, *chat(*flags), says=[flags[0], "--interactive"])
         self.fail_with(USAGE, *chat("-f", "-"), says="-f -")
         self.fail_with(USAGE, *chat("--card", path("doc4.card"), "--chat", "-sys", "x"), says="-sys")
-        self.fail_with(REFUSED, *chat("--card", path("doc4.card"), "-o", path("no.card")), says="-o")
+        self.fail_with(REFUSED, *chat("--card", path("doc4.card"), "-o", path("no.card"), "-fa", "off"), says="-o")
+        done = self.execute(*chat("--card", path("doc4.card"), "-o", path("no.card")))
+        self.assertEqual((done.returncode, done.stdout), (USAGE, b""))
+        self.assertIn(b"nothing was said", done.stderr)
         self.fail_with(REFUSED, *chat("-m", path("b.gguf"), "--card", path("doc4.card")), says="another model")
         self.fail_with(USAGE, *chat("-o", path("no.card")), says="nothing was said")
 

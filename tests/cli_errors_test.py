@@ -149,7 +149,8 @@ class ErrorTest(CliTest):
         self.fail_with(REFUSED, "run", "--rope-freq-base", "20000", "--card", path("doc4.card"), "-p", "x",
                        says=["RoPE", "10000", "20000"])
         self.fail_with(REFUSED, "run", "--rope-freq-scale", "0.5", "--card", path("doc4.card"), "-p", "x", says="RoPE")
-        self.fail_with(REFUSED, "run", "--card", path("doc4.card"), "-p", "x", "-o", path("no.card"), says="-o")
+        self.fail_with(REFUSED, "run", "--card", path("doc4.card"), "-p", "x", "-o", path("no.card"), "--inject", "restore",
+                       says="-o")
         self.fail_with(USAGE, "run", "--card", path("doc4.card"), "--chat", "-sys", "Be brief.", "-p", "x", says="-sys")
         # A larger vocabulary: ids that mean nothing here.
         write_model("large", "vocab=2000")

@@ -96,7 +96,7 @@ class PackTest(CliTest):
         messages.append({"role": "user", "content": QUESTION})
         (folder / "longer.json").write_text(json.dumps(messages), encoding="utf-8")
         run = self.report("run", "--card", path("chat.card"), "--messages", path("longer.json"), "-n", "2")
-        self.assertEqual((run["mode"], run["seam"], run["cached_tokens"]), ("restore", "whole", info["tokens"]))
+        self.assertEqual((run["mode"], run["seam"], run["cached_tokens"]), ("fused", "whole", info["tokens"]))
 
     def test_chat_is_a_conversation_of_the_text(self):
         messages = [{"role": "system", "content": "You are a miller."}, {"role": "user", "content": DOCUMENT}]

@@ -25,12 +25,13 @@ class RunTest(CliTest):
         self.tokens = self.report("info", path("doc16.card"))["tokens"]
 
     def test_text_after_a_card(self):
-        run = self.report("run", "--card", path("doc16.card"), "-p", QUESTION, "-n", "6", "--temp", "0")
+        run = self.report("run", "--card", path("doc16.card"), "--inject", "restore", "-p", QUESTION, "-n", "6", "--temp",
+                          "0")
         whole = self.report("run", "-p", DOCUMENT + QUESTION, "-n", "6", "--temp", "0")
         self.assertEqual(run["mode"], "restore")
-        self.assertIn(f"the card covers {run['cached_tokens']} of the prompt's", run["reason"])
+        self.assertEqual(run["reason"], "as asked for")
         self.assertEqual(run["seam"], "joined")
-        self.assertEqual(run["card"], path("doc16.card"))
+        self.assertEqual(run["cards"], [path("doc16.card")])
         self.assertGreaterEqual(run["cached_tokens"], self.tokens - 2)
         self.assertEqual(set(run["stages_us"]),
                          {"open_verify", "dequantize", "inject", "suffix_prefill", "first_token"})
@@ -50,21 +51,21 @@ class RunTest(CliTest):
         self.assertEqual(done.returncode, 0)
         self.assertEqual(done.stdout.decode("utf-8", "replace"), json_run["text"] + "\n")
         self.assertRegex(done.stderr.decode(),
-                         r"\Amode: restore \(the card covers \d+ of .*; \d+ tokens evaluated; "
+                         r"\Amode: fused \(the self-test passed; \d+ tokens from the card, \d+ evaluated; "
                          r"K f16, V f16, flash attention on\)\n\Z")
 
     def test_whole_prompt_shorter_than_the_card(self):
         # The card as a whole would not fit this context.
         run = self.report("run", "--card", path("doc4.card"), "--whole", "-p", DOCUMENT[:150], "-n", "2", "-c", "256")
         self.assertGreater(self.tokens, 256)
-        self.assertEqual(run["mode"], "restore")
+        self.assertEqual(run["mode"], "fused")
         self.assertGreater(run["cached_tokens"], 20)
         self.assertLess(run["cached_tokens"], self.tokens)
         self.assertLessEqual(run["evaluated_tokens"], 3)  # the last token, and those around the cut
 
     def test_whole_prompt_equal_to_the_card(self):
         run = self.report("run", "--card", path("doc4.card"), "--whole", "-p", DOCUMENT, "-n", "2")
-        self.assertEqual((run["mode"], run["cached_tokens"], run["evaluated_tokens"]), ("restore", self.tokens - 1, 1))
+        self.assertEqual((run["mode"], run["cached_tokens"], run["evaluated_tokens"]), ("fused", self.tokens - 1, 1))
         empty = self.report("run", "--card", path("doc4.card"), "-n", "2")  # nothing on standard input
         self.assertEqual((empty["cached_tokens"], empty["evaluated_tokens"]), (self.tokens - 1, 1))
         given = self.report("run", "--card", path("doc4.card"), "-n", "2", "-p", "")
@@ -82,7 +83,7 @@ class RunTest(CliTest):
         self.succeed("pack", "--chat", "-p", DOCUMENT, "-o", path("turn.card"))
         plain = self.report("run", "--card", path("turn.card"), "-p", QUESTION, "-n", "3")
         turn = self.report("run", "--card", path("turn.card"), "--chat", "-p", QUESTION, "-n", "3")
-        self.assertEqual(turn["mode"], "restore")
+        self.assertEqual(turn["mode"], "fused")
         self.assertGreater(turn["evaluated_tokens"], plain["evaluated_tokens"])
         self.assertEqual(turn["cached_tokens"], self.report("info", path("turn.card"))["tokens"])
 
@@ -106,7 +107,7 @@ class RunTest(CliTest):
         run = self.report(*common, "-fa", "off", "-ctv", "bf16")
         self.assertEqual((run["cache_type_v"], run["flash_attention"], run["mode"]), ("bf16", False, "restore"))
         self.succeed("pack", "-ctk", "q8_0", "-ctv", "q8_0", "-f", path("doc.txt"), "-o", path("q8.card"))
-        self.assertEqual(self.report("run", "--card", path("q8.card"), "-p", QUESTION, "-n", "2")["mode"], "restore")
+        self.assertEqual(self.report("run", "--card", path("q8.card"), "-p", QUESTION, "-n", "2")["mode"], "fused")
 
     def test_contradicting_types_of_the_cache(self):
         self.fail_with(USAGE, "run", "-p", "x", "-ctk", "q5_1", says=("q5_1", "f16, bf16, q8_0, q4_0"))
@@ -122,7 +123,7 @@ class RunTest(CliTest):
         write_model("window", "architecture=gemma3", "sliding_window=16")
         self.succeed("pack", "-m", path("window.gguf"), "-f", path("doc.txt"), "--bits", "16", "-o", path("w.card"))
         run = self.report("run", "-m", path("window.gguf"), "--card", path("w.card"), "-p", QUESTION, "-n", "2")
-        self.assertEqual(run["mode"], "restore")
+        self.assertEqual(run["mode"], "fused")
 
     def test_seed_fixes_the_text(self):
         flags = ["-p", DOCUMENT, "-n", "12", "--temp", "1"]
@@ -133,7 +134,7 @@ class RunTest(CliTest):
     def test_file_name_of_the_model_does_not_matter(self):
         shutil.copy(path("a.gguf"), path("renamed.bin"))
         run = self.report("run", "-m", path("renamed.bin"), "--card", path("doc4.card"), "-p", QUESTION, "-n", "2")
-        self.assertEqual(run["mode"], "restore")
+        self.assertEqual(run["mode"], "fused")
 
     def saved(self, *flags):
         run = self.report("run", "-p", DOCUMENT, "-o", path("out.card"), "--agent", "writer", *flags)
@@ -152,7 +153,7 @@ class RunTest(CliTest):
             self.assertEqual((run["stop"], run["generated_tokens"]), ("length", predict))
             self.assertEqual(run["cache_rows"], run["evaluated_tokens"] + predict)  # all that was printed
         again = self.report("run", "--card", path("out.card"), "-p", QUESTION, "-n", "2")
-        self.assertEqual(again["mode"], "restore")
+        self.assertEqual(again["mode"], "fused")
         # What was generated may be other tokens than its text has.
         self.assertGreaterEqual(again["cached_tokens"], run["evaluated_tokens"] - 1)
 
@@ -170,7 +171,7 @@ class RunTest(CliTest):
         segments = self.report("info", path("turns.card"))["segments"]
         self.assertEqual([s["role"] for s in segments], ["system", "user", "generated"])
         run = self.report("run", "--card", path("turns.card"), "--chat", "-p", QUESTION, "-n", "2")
-        self.assertEqual(run["mode"], "restore")
+        self.assertEqual(run["mode"], "fused")
 
     def test_saved_card_of_a_full_context(self):
         done = self.execute("run", "-p", "the end", "-c", "12", "-n", "50", "--temp", "0", "-o", path("full.card"))
@@ -181,7 +182,7 @@ class RunTest(CliTest):
     def test_other_architecture(self):
         self.succeed("pack", "-m", path("qwen.gguf"), "-p", DOCUMENT, "-o", path("q.card"))
         run = self.report("run", "-m", path("qwen.gguf"), "--card", path("q.card"), "--chat", "-p", QUESTION, "-n", "2")
-        self.assertEqual(run["mode"], "restore")
+        self.assertEqual(run["mode"], "fused")
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ class Chat {
   Result<int> Run() {
     QKV_RETURN_IF_ERROR(Prepare());
     Status conversation = Converse();
-    const bool save = !flags_.output.empty() && (conversation.ok() || !session_->tokens().empty());
+    const bool save = !flags_.output.empty() && (conversation.ok() || HasOwnTokens());
     const Status saved = save ? Save() : Status();
     if (!conversation.ok()) {
       if (!saved.ok()) ReportError(saved);
@@ -132,7 +132,7 @@ class Chat {
     if (options.context == 0) options.context = ContextFor(*model_, card_tokens + kChatTokens);
     QKV_ASSIGN_OR_RETURN(session_, Session::Create(*model_, options));
     if (cards.empty()) return {};
-    QKV_RETURN_IF_ERROR(CheckDelta(flags_, *session_));
+    QKV_RETURN_IF_ERROR(CheckDelta(flags_, cards, *session_));
     QKV_ASSIGN_OR_RETURN(const Injection injection, InjectCards(cards, flags_.inject, session_.get()));
     segments_ = SegmentsOfCards(cards);
     open_turn_ = EndsInAnswer(cards);
@@ -276,8 +276,10 @@ class Chat {
     }
   }
 
+  bool HasOwnTokens() const { return session_->tokens().size() > session_->attached(); }
+
   Status Save() {
-    if (session_->tokens().empty()) {
+    if (!HasOwnTokens()) {
       return {StatusCode::kInvalidArgument, "nothing was said, so no card was written"};
     }
     // After a failure there may be fewer tokens than the turns had.

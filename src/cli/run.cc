@@ -68,7 +68,7 @@ class Runner {
     const size_t needed = prompt_.tokens.size() + flags_.generate.predict;
     if (options.context == 0) options.context = ContextFor(*model_, needed);
     QKV_ASSIGN_OR_RETURN(session_, Session::Create(*model_, options));
-    if (prompt_.cached > 0) QKV_RETURN_IF_ERROR(CheckDelta(flags_, *session_));
+    QKV_RETURN_IF_ERROR(CheckDelta(flags_, FirstTokens(cards_, prompt_.cached), *session_));
     return session_->CheckRoomFor(prompt_.tokens.size(), session_->fused().ok() ? prompt_.cached : 0);
   }
 
@@ -221,8 +221,9 @@ Status CheckOutput(const RunFlags& flags) {
   return CheckCardTarget(flags.output, flags.model, flags.prompt);
 }
 
-Status CheckDelta(const RunFlags& flags, const Session& session) {
-  if (flags.output.empty() || flags.cards.empty() || session.fused().ok()) return {};
+Status CheckDelta(const RunFlags& flags, const std::vector<CardPart>& cards, const Session& session) {
+  if (flags.output.empty() || cards.empty()) return {};
+  if (session.fused().ok()) return CheckChain(cards);
   return {
       StatusCode::kUnsupported,
       fmt::format("-o together with --card writes what follows the card, which is possible only where attention goes "

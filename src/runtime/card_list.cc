@@ -59,6 +59,16 @@ Status CheckCardList(std::span<const CardPart> parts) {
   return {};
 }
 
+Status CheckChain(std::span<const CardPart> parts) {
+  const auto starts_anew = [](const CardPart& part) { return !part.card->has_parent(); };
+  if (parts.empty() || std::none_of(parts.begin() + 1, parts.end(), starts_anew)) return {};
+  return {
+      StatusCode::kUnsupported,
+      fmt::format("a card of what follows can name one parent only, but there are {} cards that do not all continue "
+                  "each other",
+                  parts.size())};
+}
+
 std::vector<int32_t> TokensOf(std::span<const CardPart> parts) {
   std::vector<int32_t> tokens;
   for (const CardPart& part : parts) {

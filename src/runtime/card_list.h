@@ -30,6 +30,10 @@ Result<std::vector<CardPart>> PlaceCards(std::span<const std::shared_ptr<const C
 // Whether the list starts at position 0, without gaps and with the parents of delta cards before them. As PlaceCards.
 Status CheckCardList(std::span<const CardPart> parts);
 
+// Whether each card but the first continues the one before, so that a card of what follows has one parent that names
+// all others. kUnsupported.
+Status CheckChain(std::span<const CardPart> parts);
+
 // The tokens of the list, in order.
 std::vector<int32_t> TokensOf(std::span<const CardPart> parts);
 

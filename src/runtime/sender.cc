@@ -50,19 +50,6 @@ CardContent ContentOf(const Session& session, const KvState& state, const PackOp
   return content;
 }
 
-// A card names one parent, which names its own: what the session received must be such a chain.
-Status CheckChain(const Session& session, int sequence) {
-  const std::vector<PlacedCard>& cards = session.cards(sequence);
-  for (size_t i = 1; i < cards.size(); ++i) {
-    if (cards[i].card->card().has_parent()) continue;
-    return {StatusCode::kUnsupported,
-            fmt::format("the session holds {} cards that do not continue each other; a card of what follows can name "
-                        "one parent only",
-                        cards.size())};
-  }
-  return {};
-}
-
 std::vector<Level> Ladder(const PackOptions& options) {
   return options.levels.empty() ? std::vector<Level>(kLevels.begin(), kLevels.end()) : options.levels;
 }
@@ -209,7 +196,7 @@ Status CheckReplaceableCard(const std::string& path) {
 
 Result<PackedCard> PackSession(const Session& session, const PackOptions& options, PackTimes* times, int sequence) {
   QKV_RETURN_IF_ERROR(CheckPackOptions(options));
-  QKV_RETURN_IF_ERROR(CheckChain(session, sequence));
+  QKV_RETURN_IF_ERROR(CheckChain(PartsOf(session.cards(sequence))));
   Stopwatch watch;
   QKV_ASSIGN_OR_RETURN(const KvState state, session.TakeKv(sequence));
   times->take_us = watch.LapUs();

@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+"""How `run` uses cards: attended to where they lie, or restored; lists of cards, and cards of what follows them."""
+
+from cli_support import MISSING, QUESTION, REFUSED, TOO_LONG, USAGE, CliTest, folder, main, path, setUpModule  # noqa: F401
+
+
+class InjectTest(CliTest):
+    def test_the_way_is_chosen_and_said(self):
+        common = ["run", "--card", path("doc16.card"), "-p", QUESTION, "-n", "6", "--temp", "0"]
+        runs = {way: self.report(*common, "--inject", way) for way in ("auto", "fused", "restore")}
+        self.assertEqual([runs[way]["mode"] for way in runs], ["fused", "fused", "restore"])
+        self.assertEqual([runs[way]["reason"] for way in runs], ["the self-test passed", "as asked for", "as asked for"])
+        self.assertEqual(runs["auto"]["text"], runs["fused"]["text"])
+        self.assertEqual(set(runs["fused"]["stages_us"]), {"open_verify", "attach", "suffix_prefill", "first_token"})
+        # Only the receiver's own tokens take rows of the cache.
+        fused, restored = runs["fused"], runs["restore"]
+        self.assertEqual(fused["cached_tokens"], restored["cached_tokens"])
+        self.assertEqual(fused["cache_rows"], restored["cache_rows"] - restored["cached_tokens"])
+
+    def test_what_cannot_be_fused_is_restored_or_refused(self):
+        common = ["run", "--card", path("doc4.card"), "-p", QUESTION, "-n", "2", "--temp", "0"]
+        for flags, why in ((["-ctk", "q8_0"], "f16"), (["-fa", "off"], "flash attention")):
+            run = self.report(*common, *flags)
+            self.assertEqual(run["mode"], "restore")
+            self.assertIn(why, run["reason"])
+            self.fail_with(REFUSED, *common, *flags, "--inject", "fused", says=why)
+        self.fail_with(USAGE, *common, "--inject", "magic", says="use auto, fused or restore")
+        self.fail_with(USAGE, "run", "-p", "x", "--inject", "fused", says="--card")
+
+    def test_the_context_is_the_card_and_what_follows(self):
+        tokens = self.report("info", path("doc4.card"))["tokens"]
+        common = ["run", "--card", path("doc4.card"), "-p", QUESTION, "-n", "0"]
+        evaluated = self.report(*common)["evaluated_tokens"]
+        for way in ("fused", "restore"):
+            self.report(*common, "--inject", way, "-c", tokens + evaluated)
+            self.fail_with(TOO_LONG, *common, "--inject", way, "-c", tokens, says="the context is too short")
+
+    def test_hops(self):
+        """Each hop writes a card of its own tokens; the next takes all of them."""
+        first = self.report("run", "--card", path("doc16.card"), "-p", QUESTION, "-n", "4", "--temp", "0", "--bits", "16",
+                            "-o", path("second.card"), "--agent", "B")
+        info = self.report("info", path("second.card"))
+        self.assertEqual(info["tokens"], first["evaluated_tokens"] + first["generated_tokens"])
+        self.assertEqual([s["role"] for s in info["segments"]], ["prompt", "generated"])
+        chain = ["--card", path("doc16.card"), "--card", path("second.card")]
+        runs = [self.report("run", *chain, "-p", " Why?", "-n", "6", "--temp", "0", "--inject", way)
+                for way in ("fused", "restore")]
+        self.assertEqual(runs[0]["cached_tokens"], runs[1]["cached_tokens"])
+        self.assertGreater(runs[0]["cached_tokens"], first["cached_tokens"] + first["evaluated_tokens"])
+        third = self.report("run", *chain, "-p", " Why?", "-n", "2", "--temp", "0", "-o", path("third.card"))
+        self.assertEqual(self.report("info", path("third.card"))["tokens"],
+                         third["evaluated_tokens"] + third["generated_tokens"])
+        # A delta card alone, or after another card, is none.
+        self.fail_with(REFUSED, "run", "--card", path("second.card"), "-p", "x", says="give that card just before it")
+        self.fail_with(REFUSED, "run", "--card", path("doc4.card"), "--card", path("second.card"), "-p", "x",
+                       says="give that card just before it")
+        self.fail_with(MISSING, "run", "--card", path("doc16.card"), "--card", path("none.card"), "-p", "x",
+                       says="none.card")
+        # What a restored card held must not be quantized again.
+        self.fail_with(REFUSED, "run", "--card", path("doc16.card"), "-p", "x", "-o", path("no.card"), "--inject",
+                       "restore", says=("-o together with --card", "--inject fused"))
+
+    def test_cards_side_by_side(self):
+        (folder / "other.txt").write_text("The owl sleeps in the tower, and the bell is silent.")
+        self.succeed("pack", "-f", path("other.txt"), "-o", path("other.card"))
+        run = self.report("run", "--card", path("doc4.card"), "--card", path("other.card"), "-p", QUESTION, "-n", "2")
+        tokens = sum(self.report("info", path(card))["tokens"] for card in ("doc4.card", "other.card"))
+        self.assertEqual(run["mode"], "fused")
+        self.assertGreaterEqual(run["cached_tokens"], tokens - 2)
+        self.fail_with(REFUSED, "run", "--card", path("doc4.card"), "--card", path("other.card"), "-p", QUESTION, "-n", "2",
+                       "-o", path("no.card"), says="name one parent")
+
+
+if __name__ == "__main__":
+    main()
