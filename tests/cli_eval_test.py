@@ -12,14 +12,15 @@ class EvalTest(CliTest):
         report = self.report(*common, "-q", "Why?")
         self.assertEqual([q["question"] for q in report["questions"]], [QUESTION, "Why?"])
         for question in report["questions"]:
-            self.assertEqual([arm["name"] for arm in question["arms"]], ["re-prefill", "F16 state", "card"])
+            self.assertEqual([arm["name"] for arm in question["arms"]], ["re-prefill", "F16 state", "card restored", "card fused"])
             for arm in question["arms"]:
                 self.assertEqual(arm["ttft_us"], sum(arm["stages_us"].values()))
             self.assertEqual(question["arms"][1]["answer"], question["arms"][2]["answer"])
         self.assertEqual(report["card_vs_f16"]["max_kl"], 0)  # exact rows, the same pieces
         self.assertEqual(report["card_vs_f16"]["top1_agreement"], 1)
+        self.assertLess(report["fused_vs_f16"]["max_kl"], 1e-3)  # the same but for rounding
         text = self.succeed(*common)
-        for word in ("re-prefill", "F16 state", "noise floor", QUESTION):
+        for word in ("re-prefill", "F16 state", "card fused", "noise floor", QUESTION):
             self.assertIn(word, text)
         (folder / "answer.txt").write_text("The children are cutting the ice.", encoding="utf-8")
         more = self.report(*common, "--known-answer", "Who?", path("answer.txt"))

@@ -46,14 +46,16 @@ nlohmann::json ReportJson(const Card& card, const HandoffReport& report) {
     }
     questions.push_back({{"question", question.text}, {"arms", arms}});
   }
-  return {{"tokens", card.tokens()},
-          {"card_bytes", card.file_bytes()},
-          {"f16_state_bytes", report.state_bytes},
-          {"code_bits", card.average_code_bits()},
-          {"total_bits", card.average_total_bits()},
-          {"questions", questions},
-          {"card_vs_f16", FidelityJson(report.card)},
-          {"noise_floor", FidelityJson(report.noise_floor)}};
+  nlohmann::json json = {{"tokens", card.tokens()},
+                         {"card_bytes", card.file_bytes()},
+                         {"f16_state_bytes", report.state_bytes},
+                         {"code_bits", card.average_code_bits()},
+                         {"total_bits", card.average_total_bits()},
+                         {"questions", questions},
+                         {"card_vs_f16", FidelityJson(report.card)},
+                         {"noise_floor", FidelityJson(report.noise_floor)}};
+  if (report.fused.tokens > 0) json["fused_vs_f16"] = FidelityJson(report.fused);
+  return json;
 }
 
 // Mean over the questions of each stage of one arm, in the order of the stages.
@@ -73,28 +75,30 @@ void PrintReport(const Card& card, const HandoffReport& report, size_t repeats) 
   const int64_t baseline_us = MeanArm(report, 0).ttft_us();
   for (size_t i = 0; i < report.questions[0].arms.size(); ++i) {
     const HandoffArm arm = MeanArm(report, i);
-    fmt::print("  {:<11} {:>9}  {:>6.1f}x ", arm.name, FormatUs(arm.ttft_us()),
+    fmt::print("  {:<13} {:>9}  {:>6.1f}x ", arm.name, FormatUs(arm.ttft_us()),
                static_cast<double>(baseline_us) / static_cast<double>(arm.ttft_us()));
     for (size_t s = 0; s < arm.stages.size(); ++s)
       fmt::print("{} {} {}", s == 0 ? "" : ",", arm.stages[s].name, FormatUs(arm.stages[s].us));
     fmt::print("\n");
   }
   fmt::print("\nBytes for {} tokens\n", card.tokens());
-  fmt::print("  F16 state   {:>9}\n", FormatBytes(report.state_bytes));
-  fmt::print("  card        {:>9}  {:.2f} times smaller, {:.2f} bits a channel, {:.2f} with everything\n",
+  fmt::print("  F16 state     {:>9}\n", FormatBytes(report.state_bytes));
+  fmt::print("  card          {:>9}  {:.2f} times smaller, {:.2f} bits a channel, {:.2f} with everything\n",
              FormatBytes(card.file_bytes()),
              static_cast<double>(report.state_bytes) / static_cast<double>(card.file_bytes()), card.average_code_bits(),
              card.average_total_bits());
   fmt::print("\nNext-token distributions against the F16 hand-over ({} tokens)\n", report.card.tokens);
-  fmt::print("              mean KL   median      p99    worst   same top token\n");
-  for (const auto& [name, f] : {std::pair{"card", report.card}, std::pair{"noise floor", report.noise_floor}}) {
-    fmt::print("  {:<11} {:>8.5f} {:>8.5f} {:>8.5f} {:>8.5f}   {:.1f}%\n", name, f.mean_kl, f.median_kl, f.p99_kl,
+  fmt::print("                mean KL   median      p99    worst   same top token\n");
+  for (const auto& [name, f] : {std::pair{"card restored", report.card}, std::pair{"card fused", report.fused},
+                                std::pair{"noise floor", report.noise_floor}}) {
+    if (f.tokens == 0) continue;  // not measured
+    fmt::print("  {:<13} {:>8.5f} {:>8.5f} {:>8.5f} {:>8.5f}   {:.1f}%\n", name, f.mean_kl, f.median_kl, f.p99_kl,
                f.max_kl, 100 * f.top1_agreement);
   }
   fmt::print("  (noise floor: the F16 hand-over against itself, suffix in pieces of 16 tokens)\n");
   for (const HandoffQuestion& question : report.questions) {
     fmt::print("\nQ: {}\n", question.text);
-    for (const HandoffArm& arm : question.arms) fmt::print("  {:<11} {}\n", arm.name, arm.answer);
+    for (const HandoffArm& arm : question.arms) fmt::print("  {:<13} {}\n", arm.name, arm.answer);
   }
 }
 
@@ -107,7 +111,9 @@ Status RunHandoff(const EvalFlags& flags) {
   QKV_ASSIGN_OR_RETURN(const std::unique_ptr<Model> model, flags.model.Load());
   SessionOptions options = flags.model.session;
   if (options.context == 0) options.context = ContextFor(*model, card.tokens() + 512 + flags.request.predict);
+  options.fused = true;
   QKV_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, Session::Create(*model, options));
+  if (!session->fused().ok()) PrintNote(fmt::format("without the card fused: {}\n", session->fused().message()));
   HandoffReport report;
   {
     const InterruptScope interrupt([&] { session->Cancel(); });

@@ -8,6 +8,7 @@
 #include "base/file.h"
 #include "base/stopwatch.h"
 #include "card/card.h"
+#include "runtime/inject.h"
 #include "runtime/prompt.h"
 #include "runtime/restore.h"
 
@@ -26,8 +27,7 @@ class HandoffMeasurement {
     QKV_RETURN_IF_ERROR(CheckCardFits(card, session_));
     sender_tokens_.assign(card.token_ids().begin(), card.token_ids().end());
     HandoffReport report;
-    FidelityMeter card_meter;
-    FidelityMeter noise_meter;
+    Meters meters;
     for (const std::string& question : request_.questions) {
       QKV_ASSIGN_OR_RETURN(const std::string turn, NextUserTurn(session_.model(), question, ""));
       prompt_ = JoinPrompt(session_.model(), card.token_ids(), turn);
@@ -35,18 +35,18 @@ class HandoffMeasurement {
       result.text = question;
       QKV_ASSIGN_OR_RETURN(const std::vector<int32_t> reference_answer, RunArms(&result));
       Step("fidelity");
-      QKV_RETURN_IF_ERROR(AddFidelity(reference_answer, &card_meter, &noise_meter));
+      QKV_RETURN_IF_ERROR(AddFidelity(reference_answer, &meters));
     }
     for (const auto& [question, answer] : request_.known_answers) {
       Step("fidelity");
       QKV_ASSIGN_OR_RETURN(const std::string turn, NextUserTurn(session_.model(), question, ""));
       prompt_ = JoinPrompt(session_.model(), card.token_ids(), turn);
-      QKV_RETURN_IF_ERROR(
-          AddFidelity(session_.model().Tokenize(answer, /*add_special=*/false), &card_meter, &noise_meter));
+      QKV_RETURN_IF_ERROR(AddFidelity(session_.model().Tokenize(answer, /*add_special=*/false), &meters));
     }
     report.state_bytes = state_bytes_;
-    report.card = card_meter.Result();
-    report.noise_floor = noise_meter.Result();
+    report.card = meters.card.Result();
+    report.fused = meters.fused.Result();
+    report.noise_floor = meters.noise.Result();
     return report;
   }
 
@@ -54,11 +54,16 @@ class HandoffMeasurement {
   // Puts the sender's context into the empty session and adds its stages.
   using Inject = Status (HandoffMeasurement::*)(HandoffArm*);
   static constexpr const char* kStateArm = "F16 state";
+  struct Meters {
+    FidelityMeter card, fused, noise;
+  };
 
-  static std::vector<std::pair<std::string, Inject>> Arms() {
-    return {{"re-prefill", &HandoffMeasurement::InjectNothing},
-            {kStateArm, &HandoffMeasurement::InjectState},
-            {"card", &HandoffMeasurement::InjectCard}};
+  std::vector<std::pair<std::string, Inject>> Arms() const {
+    std::vector<std::pair<std::string, Inject>> arms = {{"re-prefill", &HandoffMeasurement::InjectNothing},
+                                                        {kStateArm, &HandoffMeasurement::InjectState},
+                                                        {"card restored", &HandoffMeasurement::InjectCard}};
+    if (session_.fused().ok()) arms.emplace_back("card fused", &HandoffMeasurement::AttachCard);
+    return arms;
   }
 
   // All arms of one question; returns the answer of the F16 hand-over.
@@ -123,6 +128,16 @@ class HandoffMeasurement {
     return {};
   }
 
+  Status AttachCard(HandoffArm* arm) {
+    Stopwatch watch;
+    QKV_ASSIGN_OR_RETURN(Card card, Card::Open(request_.card_path));
+    arm->stages.push_back({"open and verify", watch.LapUs()});
+    const CardPart part{std::make_shared<const Card>(std::move(card)), 0, static_cast<uint32_t>(prompt_.cached)};
+    QKV_RETURN_IF_ERROR(InjectCards({&part, 1}, InjectMode::kFused, &session_).status());
+    arm->stages.push_back({"attach", watch.LapUs()});
+    return {};
+  }
+
   Result<HandoffArm> RunArm(const std::string& name, Inject inject) {
     HandoffArm arm;
     arm.name = name;
@@ -152,14 +167,18 @@ class HandoffMeasurement {
     return ScoreTokens(&session_, tokens, piece);
   }
 
-  Status AddFidelity(const std::vector<int32_t>& answer, FidelityMeter* card, FidelityMeter* noise) {
+  Status AddFidelity(const std::vector<int32_t>& answer, Meters* meters) {
     std::vector<int32_t> tokens(prompt_.tokens.begin() + static_cast<ptrdiff_t>(prompt_.cached), prompt_.tokens.end());
     tokens.insert(tokens.end(), answer.begin(), answer.end());
     QKV_ASSIGN_OR_RETURN(const LogitRows reference, Score(&HandoffMeasurement::InjectState, tokens, 0));
     QKV_ASSIGN_OR_RETURN(const LogitRows by_card, Score(&HandoffMeasurement::InjectCard, tokens, 0));
-    card->Add(reference, by_card);
+    meters->card.Add(reference, by_card);
+    if (session_.fused().ok()) {
+      QKV_ASSIGN_OR_RETURN(const LogitRows fused, Score(&HandoffMeasurement::AttachCard, tokens, 0));
+      meters->fused.Add(reference, fused);
+    }
     QKV_ASSIGN_OR_RETURN(const LogitRows in_pieces, Score(&HandoffMeasurement::InjectState, tokens, kNoisePiece));
-    noise->Add(reference, in_pieces);
+    meters->noise.Add(reference, in_pieces);
     return {};
   }
 

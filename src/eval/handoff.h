@@ -1,5 +1,5 @@
 // One hand-over, measured: the receiver's time to first token and its fidelity by re-prefill, by llama.cpp's own F16
-// state and by card, in one session of one process.
+// state and by card, restored and attended to, in one session of one process.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct Stage {
 
 // One way to get from the sender's context to the answer.
 struct HandoffArm {
-  std::string name;  // "re-prefill", "F16 state", "card"
+  std::string name;  // "re-prefill", "F16 state", "card restored", "card fused"
   std::vector<Stage> stages;
   size_t cached_tokens = 0;
   size_t evaluated_tokens = 0;
@@ -39,7 +39,8 @@ struct HandoffQuestion {
 struct HandoffReport {
   std::vector<HandoffQuestion> questions;
   size_t state_bytes = 0;  // of the F16 state's file
-  Fidelity card;           // against the F16 hand-over
+  Fidelity card;           // restored, against the F16 hand-over
+  Fidelity fused;          // the same attended to; no tokens where the session cannot
   Fidelity noise_floor;    // the F16 hand-over against itself, suffix in pieces of 16
 };
 

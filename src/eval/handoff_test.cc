@@ -66,6 +66,24 @@ class HandoffTest : public SessionTest {
   std::unique_ptr<Session> session_;
 };
 
+TEST_F(HandoffTest, WhereCardsCanBeAttachedToThatIsOneMoreWay) {
+  Start("llama");
+  Send(8);
+  SessionOptions options = SmallOptions();
+  options.fused = true;
+  session_ = MakeSession(*model_, options);
+  const HandoffReport report = Take(Measure(Request()));
+  for (const HandoffQuestion& question : report.questions) {
+    ASSERT_EQ(question.arms.size(), 4u);
+    EXPECT_EQ(question.arms[3].name, "card fused");
+    EXPECT_EQ(question.arms[3].cached_tokens, question.arms[2].cached_tokens);
+    EXPECT_EQ(question.arms[3].stages[1].name, "attach");
+  }
+  EXPECT_EQ(report.fused.tokens, report.card.tokens);
+  EXPECT_GT(report.fused.mean_kl, 0);
+  EXPECT_LT(report.fused.mean_kl, 0.01);
+}
+
 TEST_F(HandoffTest, ExactCardEqualsTheF16State) {
   for (const char* architecture : {"llama", "qwen2"}) {
     SCOPED_TRACE(architecture);
@@ -81,7 +99,7 @@ TEST_F(HandoffTest, ExactCardEqualsTheF16State) {
     const auto named = [&](const std::string& name) { return std::count(steps.begin(), steps.end(), name); };
     EXPECT_EQ(named("re-prefill"), 2);
     EXPECT_EQ(named("F16 state"), static_cast<ptrdiff_t>(2 * request.repeats));
-    EXPECT_EQ(named("card"), static_cast<ptrdiff_t>(2 * request.repeats));
+    EXPECT_EQ(named("card restored"), static_cast<ptrdiff_t>(2 * request.repeats));
     EXPECT_EQ(named("fidelity"), 2);
     size_t compared = 0;
     for (size_t i = 0; i < 2; ++i) {
@@ -91,7 +109,7 @@ TEST_F(HandoffTest, ExactCardEqualsTheF16State) {
       const HandoffArm &prefill = question.arms[0], &state = question.arms[1], &card = question.arms[2];
       EXPECT_EQ(prefill.name, "re-prefill");
       EXPECT_EQ(state.name, "F16 state");
-      EXPECT_EQ(card.name, "card");
+      EXPECT_EQ(card.name, "card restored");
       EXPECT_EQ(prefill.cached_tokens, 0u);
       EXPECT_EQ(card.cached_tokens, state.cached_tokens);
       EXPECT_GE(card.cached_tokens + 2, sender_tokens);  // the seam may change a token
