@@ -11,92 +11,165 @@ namespace qkvshare {
 namespace HWY_NAMESPACE {
 namespace {
 
-inline constexpr size_t kExactKeyRows = 8;
+inline constexpr size_t kExactKeyRows = HWY_TARGET == HWY_AVX2 ? 6 : 8;
+// More rows gain by keys that are transposed once; with few registers, few rows' sums have room beside the keys.
+inline constexpr size_t kRowsInRegisters = HWY_TARGET == HWY_AVX2 ? 2 : 8;
 inline constexpr size_t kExactValueRows = 8;
 inline constexpr size_t kExactValueSums = kRegisters / 2;
+
+template <class D>
+HWY_INLINE Vec<D> FromHalves(D d, Vec<hn::Rebind<uint16_t, D>> halves) {
+  return hn::PromoteTo(d, hn::BitCast(hn::Rebind<hwy::float16_t, D>(), halves));
+}
+
+// `length` halves of a row that is read soon, and of one that the next block reads.
+HWY_INLINE void FetchRowAhead(const Half* row, size_t length, size_t near, size_t far) {
+  constexpr size_t kHalvesInLine = 64 / sizeof(Half);
+  for (size_t c = 0; c < length; c += kHalvesInLine) {
+    FetchAhead(reinterpret_cast<const uint8_t*>(row + c), near * sizeof(Half), far * sizeof(Half));
+  }
+}
 
 // ---- Keys: transposed, so that no sum runs across a vector ----
 
 // 128-bit blocks of eight channels, of two keys where a vector holds two.
 using Halves = hn::CappedTag<uint16_t, 16>;
-using HalfFloats = hn::CappedTag<float, 16>;
 inline constexpr size_t kKeysAtOnce = hn::MaxLanes(Halves());
+inline constexpr size_t kKeyVectors = kKeysAtOnce / hn::MaxLanes(Floats());
 
-// Eight channels of a key, and of the key eight later; zeros for those from `tokens` on.
-template <class D>
-HWY_INLINE Vec<D> LoadEight([[maybe_unused]] D d, const Half* keys, size_t stride, size_t token, size_t tokens) {
-  const hn::CappedTag<uint16_t, 8> d8;
-  const auto load = [&](size_t t) HWY_ATTR { return t < tokens ? hn::LoadU(d8, keys + t * stride) : hn::Zero(d8); };
-  if constexpr (hn::MaxLanes(D()) == 16) {
-    return hn::Combine(d, load(token + 8), load(token));
+template <class D, size_t kN>
+HWY_INLINE void WidenKeys(D, Vec<D> halves, Vec<Floats> (&out)[kN]) {
+  const Floats df;
+  if constexpr (kN == 1) {
+    out[0] = FromHalves(df, halves);
   } else {
-    return load(token);
+    const hn::Half<D> half;
+    out[0] = FromHalves(df, hn::LowerHalf(half, halves));
+    out[1] = FromHalves(df, hn::UpperHalf(half, halves));
   }
 }
 
-// Eight channels of kKeysAtOnce keys -> floats [8, kKeysAtOnce].
-HWY_INLINE void TransposeEight(const Half* keys, size_t stride, size_t tokens, float* out) {
-  const Halves d;
-  Vec<Halves> v[8], w[8];
-  for (size_t i = 0; i < 8; ++i) v[i] = LoadEight(d, keys, stride, i, tokens);
-  // Keys 4 apart, then 2, then 1 become neighbours.
-  for (size_t i = 0; i < 4; ++i) {
-    w[2 * i] = hn::InterleaveLower(d, v[i], v[i + 4]);
-    w[2 * i + 1] = hn::InterleaveUpper(d, v[i], v[i + 4]);
-  }
-  for (size_t i = 0; i < 4; ++i) {
-    v[2 * i] = hn::InterleaveLower(d, w[i], w[i + 4]);
-    v[2 * i + 1] = hn::InterleaveUpper(d, w[i], w[i + 4]);
-  }
-  for (size_t i = 0; i < 4; ++i) {
-    w[2 * i] = hn::InterleaveLower(d, v[i], v[i + 4]);
-    w[2 * i + 1] = hn::InterleaveUpper(d, v[i], v[i + 4]);
-  }
-  const Floats df;
-  for (size_t c = 0; c < 8; ++c) {
-    alignas(32) std::array<Half, kKeysAtOnce> row;
-    hn::Store(w[c], d, row.data());
-    for (size_t t = 0; t < kKeysAtOnce; t += hn::MaxLanes(df)) {
-      const auto half = hn::LoadU(hn::Rebind<uint16_t, Floats>(), &row[t]);
-      hn::StoreU(hn::PromoteTo(df, hn::BitCast(hn::Rebind<hwy::float16_t, Floats>(), half)), df,
-                 out + c * kKeysAtOnce + t);
+// Eight channels, each of kKeysAtOnce keys.
+struct EightChannels {
+  Vec<Floats> key[8][kKeyVectors];
+
+  HWY_INLINE EightChannels() {}
+  HWY_INLINE Vec<Floats> Get(size_t channel, size_t i) const { return key[channel][i]; }
+};
+
+struct ExactKeys {
+  const Half* keys;
+  size_t stride, tokens;  // keys from `tokens` on are zeros
+
+  // Channels of a key, and of the key eight later.
+  template <class D>
+  HWY_INLINE Vec<D> Load([[maybe_unused]] D d, size_t token, size_t channel) const {
+    const hn::CappedTag<uint16_t, 8> d8;
+    const auto load = [&](size_t t)
+                          HWY_ATTR { return t < tokens ? hn::LoadU(d8, keys + t * stride + channel) : hn::Zero(d8); };
+    if constexpr (hn::MaxLanes(D()) == 16) {
+      return hn::Combine(d, load(token + 8), load(token));
+    } else {
+      return load(token);
     }
   }
-}
 
-// Scores of kKeysAtOnce keys [dim, kKeysAtOnce] and kRows rows.
-template <size_t kRows>
-HWY_INLINE void ExactKeyBlock(const float* keys, size_t dim, const float* queries, float* out, size_t stride) {
-  const Floats d;
-  constexpr size_t kVectors = kKeysAtOnce / hn::MaxLanes(Floats());
-  Vec<Floats> sums[kRows][kVectors];
-  for (auto& row : sums) {
-    for (auto& sum : row) sum = hn::Zero(d);
+  HWY_INLINE EightChannels operator()(size_t channel) const {
+    const Halves d;
+    Vec<Halves> v[8], w[8];
+    for (size_t i = 0; i < 8; ++i) v[i] = Load(d, i, channel);
+    // Keys 4 apart, then 2, then 1 become neighbours.
+    const auto interleave = [&](const Vec<Halves>(&from)[8], Vec<Halves>(&to)[8]) HWY_ATTR {
+      for (size_t i = 0; i < 4; ++i) {
+        to[2 * i] = hn::InterleaveLower(d, from[i], from[i + 4]);
+        to[2 * i + 1] = hn::InterleaveUpper(d, from[i], from[i + 4]);
+      }
+    };
+    interleave(v, w);
+    interleave(w, v);
+    interleave(v, w);
+    EightChannels eight;
+    for (size_t c = 0; c < 8; ++c) {
+      WidenKeys(d, w[c], eight.key[c]);
+    }
+    return eight;
   }
-  for (size_t c = 0; c < dim; ++c) {
-    Vec<Floats> key[kVectors];
-    for (size_t i = 0; i < kVectors; ++i) key[i] = hn::Load(d, keys + c * kKeysAtOnce + i * hn::MaxLanes(d));
-    for (size_t r = 0; r < kRows; ++r) {
-      const auto q = hn::Set(d, queries[r * dim + c]);
-      for (size_t i = 0; i < kVectors; ++i) sums[r][i] = hn::MulAdd(key[i], q, sums[r][i]);
+};
+
+// The same, transposed once for many rows.
+struct TransposedKeys {
+  alignas(64) std::array<float, kMaxHeadDim * kKeysAtOnce> keys;  // [dim, kKeysAtOnce]
+
+  struct Eight {
+    const float* at;
+    HWY_INLINE Vec<Floats> Get(size_t channel, size_t i) const {
+      return hn::Load(Floats(), at + channel * kKeysAtOnce + i * hn::MaxLanes(Floats()));
+    }
+  };
+
+  HWY_INLINE void Fill(const ExactKeys& from, size_t dim) {
+    const Floats d;
+    for (size_t channel = 0; channel < dim; channel += 8) {
+      const EightChannels eight = from(channel);
+      float* at = &keys[channel * kKeysAtOnce];
+      for (const auto& key : eight.key) {
+        for (size_t i = 0; i < kKeyVectors; ++i, at += hn::MaxLanes(d)) hn::Store(key[i], d, at);
+      }
+    }
+  }
+  HWY_INLINE Eight operator()(size_t channel) const { return {&keys[channel * kKeysAtOnce]}; }
+};
+
+// Scores of kKeysAtOnce keys and kRows rows.
+template <size_t kRows, class Keys>
+HWY_INLINE void ExactKeyBlock(const Keys& keys, size_t dim, const float* queries, float* out, size_t stride) {
+  const Floats d;
+  constexpr size_t kChains = kRows == 1 ? 4 : kRows <= 3 ? 2 : 1;  // else each sum waits for the one before
+  Vec<Floats> sums[kChains][kRows][kKeyVectors];
+  for (auto& chain : sums) {
+    for (auto& row : chain) {
+      for (auto& sum : row) sum = hn::Zero(d);
+    }
+  }
+  for (size_t channel = 0; channel < dim; channel += 8) {
+    const auto eight = keys(channel);
+    for (size_t c = 0; c < 8; ++c) {
+      for (size_t r = 0; r < kRows; ++r) {
+        const auto q = hn::Set(d, queries[r * dim + channel + c]);
+        for (size_t i = 0; i < kKeyVectors; ++i) {
+          auto& sum = sums[c % kChains][r][i];
+          sum = hn::MulAdd(eight.Get(c, i), q, sum);
+        }
+      }
     }
   }
   for (size_t r = 0; r < kRows; ++r) {
-    for (size_t i = 0; i < kVectors; ++i) hn::StoreU(sums[r][i], d, out + r * stride + i * hn::MaxLanes(d));
+    for (size_t i = 0; i < kKeyVectors; ++i) {
+      for (size_t chain = 1; chain < kChains; ++chain) sums[0][r][i] = hn::Add(sums[0][r][i], sums[chain][r][i]);
+      hn::StoreU(sums[0][r][i], d, out + r * stride + i * hn::MaxLanes(d));
+    }
   }
 }
 
 void ExactKeyDots(const Half* keys, size_t key_stride, size_t tokens, size_t dim, const float* queries, size_t rows,
                   float* out, size_t stride) {
-  alignas(64) std::array<float, kMaxHeadDim * kKeysAtOnce> transposed;
+  TransposedKeys transposed;
   for (size_t t = 0; t < AlignUp(tokens, kTileTokens); t += kKeysAtOnce) {
-    const size_t left = tokens > t ? tokens - t : 0;
-    for (size_t c = 0; c < dim; c += 8) {
-      TransposeEight(keys + t * key_stride + c, key_stride, left, &transposed[c * kKeysAtOnce]);
+    const ExactKeys block = {keys + t * key_stride, key_stride, tokens > t ? tokens - t : 0};
+    for (size_t i = 0; i < std::min(block.tokens, kKeysAtOnce); ++i) {
+      FetchRowAhead(block.keys + i * key_stride, dim, kKeysAtOnce * key_stride, tokens * key_stride);
     }
-    ForRowBlocks<kExactKeyRows>(rows, [&](size_t row, auto n) HWY_ATTR {
-      ExactKeyBlock<n>(transposed.data(), dim, queries + row * dim, out + row * stride + t, stride);
-    });
+    const auto scores = [&](const auto& source) HWY_ATTR {
+      ForRowBlocks<kExactKeyRows>(rows, [&](size_t row, auto n) HWY_ATTR {
+        ExactKeyBlock<n>(source, dim, queries + row * dim, out + row * stride + t, stride);
+      });
+    };
+    if (rows <= kRowsInRegisters) {
+      scores(block);
+    } else {
+      transposed.Fill(block, dim);
+      scores(transposed);
+    }
   }
 }
 
@@ -118,11 +191,11 @@ HWY_INLINE void ExactValueBlock(D d, const ExactValues& in, size_t row, size_t c
     for (size_t i = 0; i < kVectors; ++i) sums[r][i] = hn::LoadU(d, acc + r * in.dim + i * hn::MaxLanes(d));
   }
   for (size_t t = 0; t < in.tokens; ++t) {
+    const Half* values = in.values + t * in.value_stride + channel;
+    FetchRowAhead(values, kVectors * hn::MaxLanes(d), 8 * in.value_stride, in.tokens * in.value_stride);
     Vec<D> value[kVectors];
     for (size_t i = 0; i < kVectors; ++i) {
-      const auto half =
-          hn::LoadU(hn::Rebind<uint16_t, D>(), in.values + t * in.value_stride + channel + i * hn::MaxLanes(d));
-      value[i] = hn::PromoteTo(d, hn::BitCast(hn::Rebind<hwy::float16_t, D>(), half));
+      value[i] = FromHalves(d, hn::LoadU(hn::Rebind<uint16_t, D>(), values + i * hn::MaxLanes(d)));
     }
     for (size_t r = 0; r < kRows; ++r) {
       const auto weight = hn::Set(d, in.weights[(row + r) * in.stride + t]);
