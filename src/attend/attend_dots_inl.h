@@ -74,6 +74,14 @@ HWY_INLINE Vec<D8> Repeated(D8 d, const void* at) {
   return hn::BitCast(d, hn::Set(IntsOf<D8>(), four));
 }
 
+// Has each step unpacked when it is due. GCC would unpack all of them first, for which AVX2 has too few registers.
+template <int kBits, class V8>
+HWY_INLINE void UnpackInTurn([[maybe_unused]] V8& packed) {
+#if HWY_TARGET == HWY_AVX2
+  if constexpr (kBits == 2) asm("" : "+x"(packed.raw));
+#endif
+}
+
 // Of each byte the code that is `kIndex` places up from its low bits.
 template <int kBits, int kIndex, class V8>
 HWY_INLINE V8 Unpacked(V8 packed) {

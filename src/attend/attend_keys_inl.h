@@ -79,7 +79,10 @@ HWY_INLINE void KeyBlock(const KeyTiles keys, const QueryScales<kRows>& rows, si
       }
       const auto step = [&](auto index) HWY_ATTR {
         Vec<Bytes> codes[kColumns];
-        for (size_t i = 0; i < kColumns; ++i) codes[i] = Unpacked<kBits, index>(packed[i]);
+        for (size_t i = 0; i < kColumns; ++i) {
+          UnpackInTurn<kBits>(packed[i]);
+          codes[i] = Unpacked<kBits, index>(packed[i]);
+        }
         for (size_t r = 0; r < kRows; ++r) {
           const auto four = Repeated(d8, query + r * query_stride + group * (32 / kBits) + index * 4);
           for (size_t i = 0; i < kColumns; ++i) sums[r][i].Add(codes[i], four);

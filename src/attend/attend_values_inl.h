@@ -36,7 +36,10 @@ HWY_INLINE void ValueBlock(D8 d8, const ValueTiles values, size_t row, size_t ch
     }
     const auto step = [&](auto index) HWY_ATTR {
       typename Dots::template ValueCodes<D8> codes[kVectors];
-      for (size_t i = 0; i < kVectors; ++i) codes[i] = Dots::template UnpackValues<kBits, index>(packed[i]);
+      for (size_t i = 0; i < kVectors; ++i) {
+        UnpackInTurn<kBits>(packed[i]);
+        codes[i] = Dots::template UnpackValues<kBits, index>(packed[i]);
+      }
       for (size_t r = 0; r < kRows; ++r) {
         for (size_t i = 0; i < kVectors; ++i) sums[r][i].Add(codes[i], weights + r * values.stride + index * 4);
       }
