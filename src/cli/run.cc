@@ -98,7 +98,7 @@ class Runner {
   }
 
   Status UseCards() {
-    for (const CardPart& part : cards_) QKV_RETURN_IF_ERROR(CheckCardFits(*part.card, *session_));
+    for (const CardPart& part : cards_) QKV_RETURN_IF_ERROR(CheckCardFits(*part.card, session_->card_context()));
     if (prompt_.cached == 0) {
       report_.reason = "the prompt and the card differ from the first token on";
       return {};

@@ -24,7 +24,7 @@ class HandoffMeasurement {
 
   Result<HandoffReport> Run() {
     QKV_ASSIGN_OR_RETURN(const Card card, Card::Open(request_.card_path));
-    QKV_RETURN_IF_ERROR(CheckCardFits(card, session_));
+    QKV_RETURN_IF_ERROR(CheckCardFits(card, session_.card_context()));
     sender_tokens_.assign(card.token_ids().begin(), card.token_ids().end());
     HandoffReport report;
     Meters meters;

@@ -1,5 +1,7 @@
 #include "runtime/backend.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <mutex>
 #include <utility>
@@ -43,6 +45,17 @@ std::string TakeLastLlamaError() {
 std::string LlamaErrorSuffix() {
   const std::string error = TakeLastLlamaError();
   return error.empty() ? "" : ": " + error;
+}
+
+Status DecodeStatus(int32_t result) {
+  switch (result) {
+    case 0: return {};
+    case 1: return {StatusCode::kOutOfRange, "the context is full; use a larger -c"};
+    case 2: return {StatusCode::kCancelled, "cancelled"};
+    default:
+      return {StatusCode::kInternal,
+              fmt::format("llama.cpp failed to decode (error {}){}", result, LlamaErrorSuffix())};
+  }
 }
 
 std::string LlamaVersion() { return llama_version(); }

@@ -24,17 +24,28 @@ ggml_type Ggml(CacheType type) {
   return GGML_TYPE_F16;
 }
 
+Status Unknown(StatusCode code, const char* name) {
+  std::string choices;
+  for (const CacheType type : kCacheTypes) choices += (choices.empty() ? "" : ", ") + std::string(CacheTypeName(type));
+  return {code, fmt::format("unknown cache type {}: choose from {}", name, choices)};
+}
+
 }  // namespace
 
 const char* CacheTypeName(CacheType type) { return ggml_type_name(Ggml(type)); }
 
 Result<CacheType> CacheTypeFromName(const std::string& name) {
-  std::string choices;
   for (const CacheType type : kCacheTypes) {
     if (name == CacheTypeName(type)) return type;
-    choices += (choices.empty() ? "" : ", ") + std::string(CacheTypeName(type));
   }
-  return Status(StatusCode::kInvalidArgument, fmt::format("unknown cache type {}: choose from {}", name, choices));
+  return Unknown(StatusCode::kInvalidArgument, name.c_str());
+}
+
+Result<CacheType> CacheTypeFromGgml(int32_t number) {
+  for (const CacheType type : kCacheTypes) {
+    if (number == GgmlTypeOf(type)) return type;
+  }
+  return Unknown(StatusCode::kUnsupported, ggml_type_name(static_cast<ggml_type>(number)));
 }
 
 bool IsQuantized(CacheType type) { return ggml_is_quantized(Ggml(type)); }

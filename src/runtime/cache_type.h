@@ -22,6 +22,8 @@ bool IsQuantized(CacheType type);
 size_t BlockValues(CacheType type);
 // ggml's number of the type, as states and tensors have it.
 int32_t GgmlTypeOf(CacheType type);
+// kUnsupported names the choices.
+Result<CacheType> CacheTypeFromGgml(int32_t type);
 
 // What a row of one layer and side is in the cache.
 struct RowFormat {

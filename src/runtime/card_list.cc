@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/hash.h"
 
@@ -22,41 +23,60 @@ Status WithoutParent(const Card& delta) {
                   Start(delta.content_id()), delta.first_token(), Start(delta.parent()))};
 }
 
+// `end`: of the card before.
+Status WrongPlace(const CardPart& part, uint32_t end) {
+  return {StatusCode::kInvalidArgument,
+          fmt::format("a card at position {}, but what comes before it ends at {}", part.offset, end)};
+}
+
 }  // namespace
+
+Status AppendCard(std::shared_ptr<const Card> card, std::vector<CardPart>* parts) {
+  CardPart* before = parts->empty() ? nullptr : &parts->back();
+  if (card->has_parent()) {
+    const bool reaches =
+        Follows(*card, before) && card->first_token() > before->offset && card->first_token() <= before->end();
+    if (!reaches) return WithoutParent(*card);
+    before->tokens = card->first_token() - before->offset;
+  }
+  const uint32_t tokens = card->tokens();
+  parts->push_back({std::move(card), before == nullptr ? 0 : before->end(), tokens});
+  return {};
+}
 
 Result<std::vector<CardPart>> PlaceCards(std::span<const std::shared_ptr<const Card>> cards) {
   if (cards.empty()) return Status(StatusCode::kInvalidArgument, "there is no card");
   std::vector<CardPart> parts;
-  for (const std::shared_ptr<const Card>& card : cards) {
-    CardPart* before = parts.empty() ? nullptr : &parts.back();
-    if (card->has_parent()) {
-      const bool reaches =
-          Follows(*card, before) && card->first_token() > before->offset && card->first_token() <= before->end();
-      if (!reaches) return WithoutParent(*card);
-      before->tokens = card->first_token() - before->offset;
-    }
-    parts.push_back({card, before == nullptr ? 0 : before->end(), card->tokens()});
-  }
+  for (const std::shared_ptr<const Card>& card : cards) QKV_RETURN_IF_ERROR(AppendCard(card, &parts));
   return parts;
+}
+
+Status CheckCardOrder(std::span<const CardPart> parts) {
+  const CardPart* before = nullptr;
+  for (const CardPart& part : parts) {
+    if (part.tokens == 0 || part.tokens > part.card->tokens()) {
+      return {StatusCode::kInvalidArgument, fmt::format("{} tokens of a card of {}", part.tokens, part.card->tokens())};
+    }
+    const uint32_t end = before == nullptr ? 0 : before->end();
+    if (part.offset < end || part.tokens > static_cast<uint32_t>(INT32_MAX) ||
+        part.offset > static_cast<uint32_t>(INT32_MAX) - part.tokens) {
+      return WrongPlace(part, end);
+    }
+    const bool alone = part.card->has_parent() &&
+                       (part.offset != part.card->first_token() || part.offset != end || !Follows(*part.card, before));
+    if (alone) return WithoutParent(*part.card);
+    before = &part;
+  }
+  return {};
 }
 
 Status CheckCardList(std::span<const CardPart> parts) {
   uint32_t end = 0;
-  for (size_t i = 0; i < parts.size(); ++i) {
-    const CardPart& part = parts[i];
-    if (part.tokens == 0 || part.tokens > part.card->tokens()) {
-      return {StatusCode::kInvalidArgument, fmt::format("{} tokens of a card of {}", part.tokens, part.card->tokens())};
-    }
-    if (part.offset != end) {
-      return {StatusCode::kInvalidArgument,
-              fmt::format("a card at position {}, but what comes before it ends at {}", part.offset, end)};
-    }
-    const bool alone = part.card->has_parent() && (part.offset != part.card->first_token() ||
-                                                   !Follows(*part.card, i > 0 ? &parts[i - 1] : nullptr));
-    if (alone) return WithoutParent(*part.card);
+  for (const CardPart& part : parts) {
+    if (part.offset != end) return WrongPlace(part, end);
     end = part.end();
   }
-  return {};
+  return CheckCardOrder(parts);
 }
 
 Status CheckChain(std::span<const CardPart> parts) {

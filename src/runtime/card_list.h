@@ -22,12 +22,16 @@ struct CardPart {
   int32_t shift() const { return static_cast<int32_t>(offset) - card->position_offset(); }
 };
 
-// Each card starts where the one before ends. A delta card must come just after its parent, of which it leaves as many
-// tokens as it was made on. kMismatch names a delta card whose parent is not there; kInvalidArgument where there is no
-// card.
+// Adds a card where the last one ends, or at 0. A delta card must come just after its parent, of which it leaves as
+// many tokens as it was made on. kMismatch names a delta card whose parent is not there.
+Status AppendCard(std::shared_ptr<const Card> card, std::vector<CardPart>* parts);
+
+// All of them, one after the other. kInvalidArgument where there is no card.
 Result<std::vector<CardPart>> PlaceCards(std::span<const std::shared_ptr<const Card>> cards);
 
-// Whether the list starts at position 0, without gaps and with the parents of delta cards before them. As PlaceCards.
+// Whether no two cards of the list overlap, and delta cards come just after their parents. As PlaceCards.
+Status CheckCardOrder(std::span<const CardPart> parts);
+// The same, and whether the list starts at position 0 and has no gaps.
 Status CheckCardList(std::span<const CardPart> parts);
 
 // Whether each card but the first continues the one before, so that a card of what follows has one parent that names

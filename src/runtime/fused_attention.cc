@@ -78,7 +78,21 @@ void FusedAttention::TurnBack(ggml_tensor* node) {
   nodes_.erase(found);
 }
 
+void FusedAttention::Replace(ggml_tensor* node, std::unique_ptr<AttentionRun> run) {
+  Node ours;
+  ours.op = node->op;
+  std::memcpy(ours.params.data(), node->op_params, sizeof ours.params);
+  ours.run = std::move(run);
+  std::memcpy(node->op_params, custom_params_.data(), sizeof custom_params_);
+  node->op = GGML_OP_CUSTOM;
+  nodes_.insert_or_assign(node, std::move(ours));
+}
+
 void FusedAttention::TakeOver(ggml_tensor* node) {
+  if (!active_ && guarded_ && node->op == GGML_OP_FLASH_ATTN_EXT) {
+    stray_ = true;
+    if (IsOnCpu(node)) Replace(node, nullptr);
+  }
   if (!active_ || call_.sources.empty()) return;
   if (problem_.ok()) problem_ = CheckInputs(node);
   if (node->op != GGML_OP_FLASH_ATTN_EXT) return;
@@ -86,13 +100,7 @@ void FusedAttention::TakeOver(ggml_tensor* node) {
   if (problem_.ok()) problem_ = CheckNode(node, layer);
   ++layers_seen_;
   if (!IsOnCpu(node)) return;  // no other device knows the operation; the call fails in the end
-  Node ours;
-  ours.op = node->op;
-  std::memcpy(ours.params.data(), node->op_params, sizeof ours.params);
-  if (problem_.ok()) ours.run = MakeRun(node, layer);
-  std::memcpy(node->op_params, custom_params_.data(), sizeof custom_params_);
-  node->op = GGML_OP_CUSTOM;
-  nodes_.insert_or_assign(node, std::move(ours));
+  Replace(node, problem_.ok() ? MakeRun(node, layer) : nullptr);
 }
 
 // That the graph is this call's: its first nodes look up the token ids, and rotate by the positions.
@@ -207,7 +215,7 @@ std::unique_ptr<AttentionRun> FusedAttention::MakeRun(ggml_tensor* node, int lay
 void FusedAttention::Compute(ggml_tensor* node, int thread, int /*threads*/, void* self) {
   const Node& ours = static_cast<FusedAttention*>(self)->nodes_.at(node);
   if (ours.run != nullptr) return ours.run->Run(thread);
-  // The call fails; what is left of it must not look like logits.
+  // What comes of it must not look like logits.
   if (thread == 0) {
     std::fill_n(static_cast<float*>(node->data), ggml_nelements(node), std::numeric_limits<float>::quiet_NaN());
   }

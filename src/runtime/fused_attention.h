@@ -52,6 +52,12 @@ class FusedAttention {
   // kUnsupported; kInternal where llama.cpp's graph is not of this call.
   Status End();
 
+  // Whether the context has cards, so that attention outside of Begin and End would not be what it seems: it computes
+  // NaN then.
+  void SetGuard(bool on) { guarded_ = on; }
+  // Whether that has happened since the last call.
+  bool TakeStray() { return std::exchange(stray_, false); }
+
   // cb_eval, asked: first puts the node back as llama.cpp made it, ...
   void TurnBack(ggml_tensor* node);
   // ... then, after all others have looked at it, has it computed here.
@@ -63,10 +69,11 @@ class FusedAttention {
   struct Node {
     int32_t op = 0;
     Params params{};
-    std::unique_ptr<AttentionRun> run;  // null: refused, computes NaN
+    std::unique_ptr<AttentionRun> run;  // null: computes NaN
   };
 
   static void Compute(ggml_tensor* node, int thread, int threads, void* self);
+  void Replace(ggml_tensor* node, std::unique_ptr<AttentionRun> run);
   Status CheckInputs(const ggml_tensor* node);
   Status CheckNode(const ggml_tensor* node, int layer) const;
   const AttentionPlan& PlanFor(const AttentionShape& shape);
@@ -77,6 +84,8 @@ class FusedAttention {
   Params custom_params_;  // of an operation that calls Compute
   std::vector<FusedLayer> layers_;
   std::map<std::pair<size_t, int32_t>, RopeShift> shifts_;  // of a layer, by so many positions
+  bool guarded_ = false;
+  bool stray_ = false;
   bool active_ = false;
   FusedCall call_;
   Status problem_;

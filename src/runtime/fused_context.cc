@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <tuple>
 
 #include "llama.h"
@@ -22,6 +23,40 @@ bool IsBefore(const FusedCall::Source& a, const FusedCall::Source& b) {
   };
   return key(a.card) < key(b.card);
 }
+
+// A batch with sequences and positions, which llama.cpp lets callers leave out.
+class WholeBatch {
+ public:
+  // next: the position that follows what a sequence holds.
+  template <typename Next>
+  WholeBatch(const llama_batch& given, const Next& next) : batch_(given) {
+    const auto count = static_cast<size_t>(std::max(given.n_tokens, 0));
+    if (given.n_seq_id == nullptr || given.seq_id == nullptr) {
+      counts_.assign(count, 1);
+      sequences_.assign(count, &first_);
+      batch_.n_seq_id = counts_.data();
+      batch_.seq_id = sequences_.data();
+    }
+    if (given.pos != nullptr) return;
+    std::map<int, llama_pos> position;
+    for (size_t i = 0; i < count; ++i) {
+      const int sequence = batch_.seq_id[i][0];
+      positions_.push_back(position.try_emplace(sequence, next(sequence)).first->second++);
+    }
+    batch_.pos = positions_.data();
+  }
+  ~WholeBatch() = default;
+  WholeBatch(const WholeBatch&) = delete;
+  WholeBatch& operator=(const WholeBatch&) = delete;
+  const llama_batch& get() const { return batch_; }
+
+ private:
+  llama_batch batch_;
+  llama_seq_id first_ = 0;
+  std::vector<int32_t> counts_;
+  std::vector<llama_seq_id*> sequences_;
+  std::vector<llama_pos> positions_;
+};
 
 }  // namespace
 
@@ -47,11 +82,13 @@ Status FusedContext::Attach(int sequence, std::vector<PlacedCard> cards) {
   const auto index = static_cast<size_t>(sequence);
   if (cards_.size() <= index) cards_.resize(index + 1);
   cards_[index] = std::move(cards);
+  attention_.SetGuard(HasCards());
   return {};
 }
 
 void FusedContext::Detach(int sequence) {
   if (static_cast<size_t>(sequence) < cards_.size()) cards_[static_cast<size_t>(sequence)].clear();
+  attention_.SetGuard(HasCards());
 }
 
 const std::vector<PlacedCard>& FusedContext::cards(int sequence) const {
@@ -62,6 +99,10 @@ const std::vector<PlacedCard>& FusedContext::cards(int sequence) const {
 uint32_t FusedContext::end(int sequence) const {
   const std::vector<PlacedCard>& held = cards(sequence);
   return held.empty() ? 0 : held.back().end();
+}
+
+bool FusedContext::HasCards() const {
+  return std::any_of(cards_.begin(), cards_.end(), [](const auto& cards) { return !cards.empty(); });
 }
 
 Result<FusedCall> FusedContext::CallOf(const llama_batch& batch, uint32_t most_tokens) const {
@@ -86,6 +127,9 @@ Result<FusedCall> FusedContext::CallOf(const llama_batch& batch, uint32_t most_t
     }
   }
   if (call.sources.empty()) return call;
+  if (batch.token == nullptr) {
+    return Status(StatusCode::kUnsupported, "a batch of embeddings: with cards attached give tokens");
+  }
   if (static_cast<uint32_t>(batch.n_tokens) > most_tokens) {
     return Status(
         StatusCode::kInvalidArgument,
@@ -98,17 +142,32 @@ Result<FusedCall> FusedContext::CallOf(const llama_batch& batch, uint32_t most_t
   return call;
 }
 
-Status FusedContext::Decode(llama_context* context, const llama_batch& batch, int32_t* result) {
+Status FusedContext::Decode(llama_context* context, const llama_batch& given, int32_t* result) {
+  if (attention_.TakeStray()) {
+    return {StatusCode::kInvalidArgument,
+            "llama_decode was called while cards are attached, and computed NaN: remove what it decoded from the "
+            "context (llama_memory_seq_rm), and decode through this function"};
+  }
+  const WholeBatch whole(given, [&](int sequence) -> llama_pos {
+    if (sequence < 0 || static_cast<uint32_t>(sequence) >= llama_n_seq_max(context)) return 0;
+    const llama_pos last = llama_memory_seq_pos_max(llama_get_memory(context), sequence);
+    return std::max(last + 1, static_cast<llama_pos>(end(sequence)));
+  });
+  const llama_batch& batch = whole.get();
   QKV_ASSIGN_OR_RETURN(FusedCall call, CallOf(batch, std::min(llama_n_ubatch(context), llama_n_batch(context))));
+  const bool has_cards = !call.sources.empty();
   attention_.Begin(std::move(call));
   try {
-    *result = llama_decode(context, batch);
+    *result = llama_decode(context, has_cards ? batch : given);
   } catch (...) {
     (void)attention_.End();
     throw;
   }
   const Status status = attention_.End();
-  return *result == 0 ? status : Status();
+  if (*result != 0 || status.ok()) return {};
+  for (int32_t i = 0; i < batch.n_tokens; ++i)
+    llama_memory_seq_rm(llama_get_memory(context), batch.seq_id[i][0], batch.pos[i], -1);
+  return status;
 }
 
 }  // namespace qkvshare

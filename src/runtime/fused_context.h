@@ -33,14 +33,17 @@ class FusedContext {
   // Tokens before which all cards of the sequence end.
   uint32_t end(int sequence) const;
 
-  // llama_decode over the cards of each token's sequence. At most the context's n_ubatch tokens, each of one sequence
-  // and after its cards: else kInvalidArgument, before anything is decoded. result: llama_decode's. Errors of End:
-  // kUnsupported or kInternal; then the caller removes the call's tokens from the context.
+  // llama_decode over the cards of each token's sequence; what the batch leaves out is as llama.cpp has it (sequence 0,
+  // the next positions). With cards at most the context's n_ubatch tokens, each of one sequence and after its cards:
+  // else kInvalidArgument, before anything is decoded; so too, once, after a call of llama_decode that knew nothing of
+  // the cards. result: llama_decode's. Errors of End: kUnsupported or kInternal, after the call's tokens have been
+  // removed from the context.
   Status Decode(llama_context* context, const llama_batch& batch, int32_t* result);
 
  private:
   FusedContext(const Kernels& kernels, const AttendKernels& attend) : attention_(kernels, attend) {}
   Result<FusedCall> CallOf(const llama_batch& batch, uint32_t most_tokens) const;
+  bool HasCards() const;
 
   FusedAttention attention_;
   std::vector<std::vector<PlacedCard>> cards_;  // of each sequence

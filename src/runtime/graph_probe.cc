@@ -79,6 +79,7 @@ void GraphProbe::StartDescribing() {
   last_rope_.clear();
   first_rope_ = {};
   layers_.clear();
+  flash_attention_ = false;
   next_key_rotation_ = next_value_rotation_ = 0;
   next_keys_ = next_values_ = nullptr;
   next_ropes_.clear();
@@ -92,7 +93,7 @@ Result<GraphProbe::Description> GraphProbe::FinishDescribing() {
   const auto has_values = [](const Layer& layer) { return layer.shape.value_dim > 0; };
   if (layers_.empty() || !std::all_of(layers_.begin(), layers_.end(), has_values))
     return Status(StatusCode::kUnsupported, "llama.cpp's attention for this model and device is not as expected");
-  return Description{Blake2b(ropes_), first_rope_, std::move(layers_), rope_status_};
+  return Description{Blake2b(ropes_), first_rope_, std::move(layers_), rope_status_, flash_attention_};
 }
 
 void GraphProbe::Refuse(const char* what) {
@@ -143,7 +144,9 @@ void GraphProbe::DescribeStore(const ggml_tensor* node) {
 }
 
 void GraphProbe::DescribeAttention(const ggml_tensor* node) {
+  flash_attention_ = true;
   AddLayer(node->src[0], node->src[1], static_cast<size_t>(node->src[2]->ne[0]));
+  AddValues(node->src[2]);
   DescribeMask(node->src[3], FloatParam(node, 1));
 }
 
@@ -157,6 +160,7 @@ void GraphProbe::DescribeScores(const ggml_tensor* node) {
     DescribeMask(node->src[1], FloatParam(node, 1));
   } else if (CacheLayer(node->src[0], Side::kValues) >= 0) {
     layers_.back().shape.value_dim = static_cast<uint32_t>(node->src[0]->ne[1]);
+    AddValues(node->src[0]);
   }
 }
 
@@ -164,11 +168,19 @@ void GraphProbe::AddLayer(const ggml_tensor* q, const ggml_tensor* k, size_t val
   if (CacheLayer(k, Side::kKeys) != static_cast<int>(layers_.size()))
     return Refuse("is not over one cache a layer, in order");
   if (q->ne[3] != 1) return Refuse("runs over several streams");
+  const ggml_tensor* cache = RootOf(k);
+  if (cache->ne[2] != 1) return Refuse("is over a cache of several streams: make the context with kv_unified = true");
   Layer& layer = layers_.emplace_back();
+  layer.key_type = cache->type;
+  layer.cells = static_cast<uint32_t>(cache->ne[1]);
   layer.shape = {static_cast<uint32_t>(k->ne[2]), static_cast<uint32_t>(k->ne[0]), static_cast<uint32_t>(value_dim)};
   layer.key_rotation = next_key_rotation_;
   layer.value_rotation = next_value_rotation_;
   AddRope(q);
+}
+
+void GraphProbe::AddValues(const ggml_tensor* v) {
+  if (!layers_.empty()) layers_.back().value_type = RootOf(v)->type;
 }
 
 // What came since the last layer's attention belongs to this one.

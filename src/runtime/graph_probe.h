@@ -29,7 +29,9 @@ class GraphProbe {
     uint32_t key_rotation = 0, value_rotation = 0;
     // Of the first cells: bit i tells whether the last query sees cell i.
     uint32_t visible_cells = 0;
-    LayerRope rope;  // of queries and keys, before key_rotation
+    LayerRope rope;                        // of queries and keys, before key_rotation
+    int32_t key_type = 0, value_type = 0;  // of the cache: ggml's numbers
+    uint32_t cells = 0;                    // of the cache, for all sequences
   };
   struct Description {
     Digest rope{};  // of every distinct RoPE in graph order, frequency factors included
@@ -37,6 +39,7 @@ class GraphProbe {
     std::vector<Layer> layers;
     // Whether every layer's rope is known; kUnsupported names the first layer where it is not, and why.
     Status rope_status;
+    bool flash_attention = false;
   };
   // The next decode records RoPE nodes and attention, until Finish.
   void StartDescribing();
@@ -59,6 +62,7 @@ class GraphProbe {
   void DescribeScores(const ggml_tensor* node);
   void DescribeMask(const ggml_tensor* mask, float max_bias);
   void AddLayer(const ggml_tensor* q, const ggml_tensor* k, size_t value_dim);
+  void AddValues(const ggml_tensor* v);
   void AddRope(const ggml_tensor* q);
   void Refuse(const char* what);
   void Capture(const ggml_tensor* node);
@@ -70,6 +74,7 @@ class GraphProbe {
   std::vector<uint8_t> last_rope_;
   RopeParams first_rope_;
   std::vector<Layer> layers_;
+  bool flash_attention_ = false;
   // Of the layer whose attention comes next.
   uint32_t next_key_rotation_ = 0, next_value_rotation_ = 0;
   const ggml_tensor *next_keys_ = nullptr, *next_values_ = nullptr;  // that it stores

@@ -9,6 +9,7 @@
 
 #include "card/card.h"
 #include "qkvshare/status.h"
+#include "runtime/card_context.h"
 #include "runtime/card_list.h"
 #include "runtime/session.h"
 
@@ -32,6 +33,11 @@ struct Injection {
   int64_t dequantize_us = 0;               // restore
   int64_t inject_us = 0;                   // restore: llama_state_seq_set_data
 };
+
+// Puts these cards into a sequence that has neither rows nor cards. Errors: CardContext::CheckAttach for kFused,
+// CheckRestore and CardContext::SetState for the others, kInvalidArgument where it is not empty; nothing is changed
+// then.
+Result<Injection> InjectCards(std::span<const CardPart> parts, InjectMode mode, CardContext* context, int sequence);
 
 // Replaces a sequence of the session by these cards' tokens. Errors: those of AttachCards for kFused, those of
 // RestoreCards for the others; nothing is changed then.

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 
 #include "base/hash.h"
 #include "base/stopwatch.h"
@@ -11,15 +10,17 @@
 namespace qkvshare {
 namespace {
 
-// Positions are those of the cells that a state is made of.
-std::vector<int32_t> PositionsUpTo(uint32_t tokens) {
-  std::vector<int32_t> positions(tokens);
-  std::iota(positions.begin(), positions.end(), 0);
+// Of the rows that the parts become.
+std::vector<int32_t> PositionsOf(std::span<const CardPart> parts) {
+  std::vector<int32_t> positions;
+  for (const CardPart& part : parts) {
+    for (uint32_t i = part.offset; i < part.end(); ++i) positions.push_back(static_cast<int32_t>(i));
+  }
   return positions;
 }
 
-Status CheckPlace(const CardPart& part, const Session& session) {
-  if (part.shift() != 0) QKV_RETURN_IF_ERROR(session.rope_status());
+Status CheckPlace(const CardPart& part, const CardContext& context) {
+  if (part.shift() != 0) QKV_RETURN_IF_ERROR(context.facts().rope_status);
   for (uint32_t i = 0; i < part.tokens; ++i) {
     if (part.card->positions()[i] == part.card->position_offset() + static_cast<int32_t>(i)) continue;
     return {StatusCode::kUnsupported, fmt::format("token {} of the card is at position {}: only cards without gaps can "
@@ -58,9 +59,9 @@ Status CheckCardModel(const Card& card, const Model& model) {
   return {};
 }
 
-Status CheckCardFits(const Card& card, const Session& session) {
-  QKV_RETURN_IF_ERROR(CheckCardModel(card, session.model()));
-  const ModelIdentity &theirs = card.identity(), &ours = session.identity();
+Status CheckCardFits(const Card& card, const CardContext& context) {
+  QKV_RETURN_IF_ERROR(CheckCardModel(card, context.model()));
+  const ModelIdentity &theirs = card.identity(), &ours = context.identity();
   if (theirs.rope != ours.rope) {
     return {
         StatusCode::kMismatch,
@@ -68,38 +69,47 @@ Status CheckCardFits(const Card& card, const Session& session) {
                     "--rope-freq-base, --rope-freq-scale and, where RoPE depends on it, -c",
                     theirs.first_rope.base, theirs.first_rope.scale, ours.first_rope.base, ours.first_rope.scale)};
   }
-  const std::vector<LayerShape>& shapes = session.state_layout().shapes;
+  const std::vector<LayerShape>& shapes = context.facts().layout.shapes;
   bool same = shapes.size() == card.layers();
   for (size_t i = 0; same && i < shapes.size(); ++i) same = shapes[i] == card.shape(i);
   if (!same) return {StatusCode::kMismatch, "the card's layers have other shapes than the model's"};
-  const std::vector<uint32_t> windows = session.windows();
+  const std::vector<uint32_t> windows = context.facts().windows();
   for (size_t i = 0; i < shapes.size(); ++i) {
     if (card.window(i) != windows[i]) return {StatusCode::kMismatch, "the card's layers have other sliding windows"};
   }
   return {};
 }
 
-Status RestoreCards(std::span<const CardPart> parts, Session* session, RestoreTimes* times, int sequence) {
-  for (const CardPart& part : parts) QKV_RETURN_IF_ERROR(CheckCardFits(*part.card, *session));
-  QKV_RETURN_IF_ERROR(CheckCardList(parts));
-  for (const CardPart& part : parts) QKV_RETURN_IF_ERROR(CheckPlace(part, *session));
-  const uint32_t tokens = parts.empty() ? 0 : parts.back().end();
-  if (tokens == 0) return {StatusCode::kInvalidArgument, "there is no card"};
-  QKV_RETURN_IF_ERROR(session->CheckRoom(tokens, sequence));
-  Stopwatch watch;
+Status CheckRestore(std::span<const CardPart> parts, const CardContext& context) {
+  for (const CardPart& part : parts) QKV_RETURN_IF_ERROR(CheckCardFits(*part.card, context));
+  QKV_RETURN_IF_ERROR(CheckCardOrder(parts));
+  for (const CardPart& part : parts) QKV_RETURN_IF_ERROR(CheckPlace(part, context));
+  if (parts.empty()) return {StatusCode::kInvalidArgument, "there is no card"};
+  return {};
+}
+
+Result<std::vector<uint8_t>> BuildCardState(std::span<const CardPart> parts, const CardContext& context) {
   QKV_ASSIGN_OR_RETURN(const Kernels* kernels, SelectKernels());
+  const StateLayout& layout = context.facts().layout;
   const auto fill = [&](size_t layer, Side side, Half* rows) {
-    const LayerShape& shape = session->state_layout().shapes[layer];
+    const LayerShape& shape = layout.shapes[layer];
     for (const CardPart& part : parts) {
-      Half* first = rows + part.offset * shape.row_values(side);
-      QKV_RETURN_IF_ERROR(part.card->Unpack(*kernels, layer, side, part.tokens, first));
-      if (side == Side::kValues || part.shift() == 0) continue;
-      MoveKeys(session->rope(layer), part.shift(), shape, part.tokens, first);
+      QKV_RETURN_IF_ERROR(part.card->Unpack(*kernels, layer, side, part.tokens, rows));
+      if (side == Side::kKeys && part.shift() != 0)
+        MoveKeys(context.facts().ropes[layer], part.shift(), shape, part.tokens, rows);
+      rows += part.tokens * shape.row_values(side);
     }
     return Status();
   };
-  QKV_ASSIGN_OR_RETURN(const std::vector<uint8_t> state,
-                       BuildState(session->state_layout(), PositionsUpTo(tokens), session->threads(), fill));
+  return BuildState(layout, PositionsOf(parts), context.threads(), fill);
+}
+
+Status RestoreCards(std::span<const CardPart> parts, Session* session, RestoreTimes* times, int sequence) {
+  QKV_RETURN_IF_ERROR(CheckRestore(parts, session->card_context()));
+  QKV_RETURN_IF_ERROR(CheckCardList(parts));
+  QKV_RETURN_IF_ERROR(session->CheckRoom(parts.back().end(), sequence));
+  Stopwatch watch;
+  QKV_ASSIGN_OR_RETURN(const std::vector<uint8_t> state, BuildCardState(parts, session->card_context()));
   times->dequantize_us = watch.LapUs();
   QKV_RETURN_IF_ERROR(session->SetState(state, TokensOf(parts), sequence));
   times->inject_us = watch.LapUs();

@@ -3,9 +3,11 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "card/card.h"
 #include "qkvshare/status.h"
+#include "runtime/card_context.h"
 #include "runtime/card_list.h"
 #include "runtime/session.h"
 
@@ -21,7 +23,13 @@ struct RestoreTimes {
 Status CheckCardModel(const Card& card, const Model& model);
 
 // Whether it was also used in this way. kMismatch names what differs: model, RoPE or shapes.
-Status CheckCardFits(const Card& card, const Session& session);
+Status CheckCardFits(const Card& card, const CardContext& context);
+
+// Whether these cards can be restored in the context, but for room. kMismatch, kInvalidArgument (CheckCardOrder),
+// kUnsupported (a card that cannot be moved to its place).
+Status CheckRestore(std::span<const CardPart> parts, const CardContext& context);
+// The state of a sequence that holds these cards, dequantized, for CardContext::SetState. After CheckRestore; kCorrupt.
+Result<std::vector<uint8_t>> BuildCardState(std::span<const CardPart> parts, const CardContext& context);
 
 // Replaces a sequence of the session by these cards' tokens. All checks, dequantizing included, come
 // before anything is changed; other sequences are not touched. Where the cache is quantized, so is what is restored.

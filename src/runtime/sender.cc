@@ -18,30 +18,31 @@
 namespace qkvshare {
 namespace {
 
-CardContent ContentOf(const Session& session, const KvState& state, const PackOptions& options, int sequence) {
+CardContent ContentOf(const PackSource& source, const KvState& state, const PackOptions& options) {
   CardContent content;
-  const std::vector<int32_t>& tokens = session.tokens(sequence);
-  content.token_ids.assign(tokens.begin() + static_cast<ptrdiff_t>(session.attached(sequence)), tokens.end());
+  const CardContext& context = source.context;
+  const std::vector<PlacedCard>& cards = context.cards(source.sequence);
+  content.token_ids.assign(source.tokens.begin(), source.tokens.end());
   content.positions = state.positions();
-  content.identity = session.identity();
+  content.identity = context.identity();
   content.hop = options.hop;
-  if (!session.cards(sequence).empty()) {
-    const PlacedCard& parent = session.cards(sequence).back();
+  if (!cards.empty()) {
+    const PlacedCard& parent = cards.back();
     content.parent = parent.card->card().content_id();
     content.first_token = parent.end();
     content.hop = std::max(options.hop, parent.card->card().hop() + 1);
   }
-  content.windows = session.windows();
+  content.windows = context.facts().windows();
   content.protected_tokens = static_cast<uint32_t>(std::min(options.protected_tokens, content.token_ids.size()));
   CardInfo& info = content.info;
-  info.model_name = session.model().name();
-  info.architecture = session.model().architecture();
+  info.model_name = context.model().name();
+  info.architecture = context.model().architecture();
   info.sender = options.sender;
   const auto now = std::chrono::time_point_cast<std::chrono::seconds>(std::chrono::system_clock::now());
   info.created = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(now));
   info.writer = fmt::format("qkvshare {}", kVersionText);
-  const std::string key_type = CacheTypeName(session.cache_type_k());
-  const std::string value_type = CacheTypeName(session.cache_type_v());
+  const std::string key_type = CacheTypeName(context.facts().key_type);
+  const std::string value_type = CacheTypeName(context.facts().value_type);
   info.cache_type = key_type == value_type ? key_type : key_type + "/" + value_type;
   info.segments = options.segments;
   if (info.segments.empty()) {
@@ -194,33 +195,36 @@ Status CheckReplaceableCard(const std::string& path) {
   return CheckKind(path, {card_format::kMagic.data(), card_format::kMagic.size()}, "a card");
 }
 
-Result<PackedCard> PackSession(const Session& session, const PackOptions& options, PackTimes* times, int sequence) {
+Result<PackedCard> PackTokens(const PackSource& source, const PackOptions& options, PackTimes* times) {
+  static const AttentionWindow kNoWindow;
+  const CardContext& context = source.context;
+  const AttentionWindow& window = source.window != nullptr ? *source.window : kNoWindow;
   QKV_RETURN_IF_ERROR(CheckPackOptions(options));
-  QKV_RETURN_IF_ERROR(CheckChain(PartsOf(session.cards(sequence))));
+  QKV_RETURN_IF_ERROR(CheckChain(PartsOf(context.cards(source.sequence))));
   Stopwatch watch;
-  QKV_ASSIGN_OR_RETURN(const KvState state, session.TakeKv(sequence));
+  const size_t first = context.end(source.sequence);
+  QKV_ASSIGN_OR_RETURN(const KvState state, context.TakeKv(source.sequence, first, first + source.tokens.size()));
   times->take_us = watch.LapUs();
   const KvView kv = state.view();
-  CardContent content = ContentOf(session, state, options, sequence);
+  CardContent content = ContentOf(source, state, options);
   KeyProfiles profiles;
   if (options.profile == nullptr) {
-    profiles = MeasureKeyProfiles(kv, kSinkTokens, session.threads());
+    profiles = MeasureKeyProfiles(kv, kSinkTokens, context.threads());
   } else {
-    QKV_RETURN_IF_ERROR(CheckProfileFits(*options.profile, session.identity(), ShapesOf(kv)));
+    QKV_RETURN_IF_ERROR(CheckProfileFits(*options.profile, context.identity(), ShapesOf(kv)));
     profiles = options.profile->keys;
     content.profile = {ProfileKind::kStatic, options.profile->id};
   }
-  PlanRequest request = RequestOf(options, session.threads());
+  PlanRequest request = RequestOf(options, context.threads());
   if (!request.limits.layers.empty() && request.limits.layers.size() != kv.layers.size()) {
     return Status(StatusCode::kInvalidArgument, fmt::format("widths of {} layers, but the model has {}",
                                                             request.limits.layers.size(), kv.layers.size()));
   }
-  if (!session.window(sequence).empty()) content.anchors.resize(std::min(kMostAnchors, kv.tokens));
+  if (!window.empty()) content.anchors.resize(std::min(kMostAnchors, kv.tokens));
   QKV_ASSIGN_OR_RETURN(request.limits.budget_bytes, Budget(kv, content, options, request.limits));
   const Transferability transfer = TransferabilityOf(content, options);
-  QKV_ASSIGN_OR_RETURN(
-      Planned planned,
-      MakePlan({kv, profiles, session.window(sequence), content.token_ids, options.predictions, transfer}, request));
+  QKV_ASSIGN_OR_RETURN(Planned planned,
+                       MakePlan({kv, profiles, window, content.token_ids, options.predictions, transfer}, request));
   if (options.policy != Policy::kUniform) {
     QKV_RETURN_IF_ERROR(CheckChoice(planned.plan, kv, options, request.limits));
   }
@@ -228,9 +232,17 @@ Result<PackedCard> PackSession(const Session& session, const PackOptions& option
   content.anchors = std::move(planned.anchors);
   for (Anchor& anchor : content.anchors) anchor.token += content.first_token;  // in the context, parents included
   times->plan_us = watch.LapUs();
-  QKV_ASSIGN_OR_RETURN(PackedCard card, PackCard(kv, planned.plan, profiles, content, session.threads()));
+  QKV_ASSIGN_OR_RETURN(PackedCard card, PackCard(kv, planned.plan, profiles, content, context.threads()));
   times->quantize_us = watch.LapUs();
   return card;
+}
+
+Result<PackedCard> PackSession(const Session& session, const PackOptions& options, PackTimes* times, int sequence) {
+  QKV_RETURN_IF_ERROR(session.CheckSequence(sequence));
+  const std::span tokens(session.tokens(sequence));
+  const PackSource source{session.card_context(), tokens.subspan(session.attached(sequence)), &session.window(sequence),
+                          sequence};
+  return PackTokens(source, options, times);
 }
 
 std::vector<Segment> SegmentsOf(const Model& model, const std::vector<ChatMessage>& messages,

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "card/static_profile.h"
 #include "policy/policy.h"
 #include "qkvshare/status.h"
+#include "runtime/card_context.h"
 #include "runtime/session.h"
 
 namespace qkvshare {
@@ -73,11 +75,21 @@ Status CheckPackOptions(const PackOptions& options);
 // Checked before the work: kInvalidArgument where something else than a card is at `path`, which a card would replace.
 Status CheckReplaceableCard(const std::string& path);
 
-// Packs the tokens of one sequence of the session, which stays as it is: all of them, or those after the cards that are
-// attached, as a delta card that names the last of them as its parent; where it has a window, with its anchors.
-// kInvalidArgument (empty session, bits out of range, a policy but uniform without a window or where the size leaves it
-// no choice, a feature that cannot be had), kMismatch (a profile of another model), kOutOfRange (max_bytes too small:
-// needed and available), kNonFinite.
+// Rows to pack: those of one sequence of a context, all that come after the cards that are attached to it.
+struct PackSource {
+  const CardContext& context;
+  std::span<const int32_t> tokens;          // that the rows are of
+  const AttentionWindow* window = nullptr;  // over these tokens; null or empty: there is none
+  int sequence = 0;
+};
+
+// Packs them; the context stays as it is. Where cards are attached the result is a delta card that names the last of
+// them as its parent; where there is a window, it has anchors. kInvalidArgument (no tokens, bits out of range, a policy
+// but uniform without a window or where the size leaves it no choice, a feature that cannot be had), kMismatch (a
+// profile of another model), kOutOfRange (max_bytes too small: needed and available), kNonFinite.
+Result<PackedCard> PackTokens(const PackSource& source, const PackOptions& options, PackTimes* times);
+
+// The tokens of one sequence of a session.
 Result<PackedCard> PackSession(const Session& session, const PackOptions& options, PackTimes* times, int sequence = 0);
 
 // One segment a message, from where the token ids of the rendered conversation grow; one segment in all where the

@@ -3,68 +3,27 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
+#include <utility>
 
 #include "llama.h"
-#include "runtime/backend.h"
+#include "runtime/batch.h"
 
 namespace qkvshare {
-namespace {
-
-// A batch of one sequence, freed on every way out.
-class Batch {
- public:
-  Batch(size_t tokens, int sequence)
-      : batch_(llama_batch_init(static_cast<int32_t>(tokens), 0, 1)), sequence_(sequence) {}
-  ~Batch() { llama_batch_free(batch_); }
-  Batch(const Batch&) = delete;
-  Batch& operator=(const Batch&) = delete;
-
-  void Add(int32_t token, size_t position, bool logits) {
-    const int32_t i = batch_.n_tokens++;
-    batch_.token[i] = token;
-    batch_.pos[i] = static_cast<llama_pos>(position);
-    batch_.n_seq_id[i] = 1;
-    batch_.seq_id[i][0] = sequence_;
-    batch_.logits[i] = static_cast<int8_t>(logits);
-  }
-  const llama_batch& get() const { return batch_; }
-
- private:
-  llama_batch batch_;
-  llama_seq_id sequence_;
-};
-
-}  // namespace
-
 Status Session::Decode(std::span<const int32_t> tokens, bool all_logits, int sequence) {
   std::vector<int32_t>& held = tokens_[static_cast<size_t>(sequence)];
   Batch batch(tokens.size(), sequence);
   for (size_t i = 0; i < tokens.size(); ++i)
     batch.Add(tokens[i], held.size() + i, all_logits || i + 1 == tokens.size());
   logits_sequence_ = -1;
-  int32_t error = -1;
-  try {
-    if (fused_ == nullptr) {
-      error = llama_decode(context_, batch.get());
-    } else if (Status status = fused_->Decode(context_, batch.get(), &error); !status.ok()) {
-      SyncTokens(sequence);
-      return status;
-    }
-  } catch (const std::exception& e) {
+  int32_t result = 0;
+  if (Status status = card_context_->Decode(batch.get(), &result); !status.ok()) {
     SyncTokens(sequence);
-    return {StatusCode::kInternal, fmt::format("llama.cpp failed to decode: {}", e.what())};
+    return status;
   }
-  if (error == 0) {
-    held.insert(held.end(), tokens.begin(), tokens.end());
-    Keep(sequence, held.size() - tokens.size());
-    logits_sequence_ = sequence;
-    return {};
-  }
-  SyncTokens(sequence);
-  if (error == 2) return {StatusCode::kCancelled, "cancelled"};
-  if (error == 1) return {StatusCode::kOutOfRange, "the context is full; use a larger -c"};
-  return {StatusCode::kInternal, fmt::format("llama.cpp failed to decode (error {}){}", error, LlamaErrorSuffix())};
+  held.insert(held.end(), tokens.begin(), tokens.end());
+  Keep(sequence, held.size() - tokens.size());
+  logits_sequence_ = sequence;
+  return {};
 }
 
 // After a failed decode: drops whatever it left in the cache, so that rows and tokens agree.
@@ -132,7 +91,7 @@ Status Session::Prefill(std::span<const int32_t> tokens, const PrefillOptions& o
   if (tokens.empty()) return {StatusCode::kInvalidArgument, "there are no tokens to prefill"};
   QKV_RETURN_IF_ERROR(CheckTokens(tokens));
   QKV_RETURN_IF_ERROR(CheckRoom(this->tokens(sequence).size() + tokens.size(), sequence));
-  if (options.window > 0 && !options_.flash_attention)
+  if (options.window > 0 && !flash_attention())
     return {StatusCode::kUnsupported, "policies that look at attention need flash attention; use -fa on"};
   window_ = {};
   const size_t start = this->tokens(sequence).size();
@@ -140,11 +99,12 @@ Status Session::Prefill(std::span<const int32_t> tokens, const PrefillOptions& o
   for (size_t done = 0; done < tokens.size();) {
     const size_t n = std::min<size_t>(batch_, tokens.size() - done);
     const bool capture = options.window > 0 && done + n > window_start;
-    if (capture) probe_.CaptureFrom(static_cast<uint32_t>(window_start > done ? window_start - done : 0));
+    if (capture)
+      card_context_->probe()->CaptureFrom(static_cast<uint32_t>(window_start > done ? window_start - done : 0));
     const Status status = Decode(tokens.subspan(done, n), options.logits != nullptr, sequence);
-    probe_.StopCapturing();
+    card_context_->probe()->StopCapturing();
     if (!status.ok()) {
-      probe_.TakeQueries();
+      card_context_->probe()->TakeQueries();
       return status;
     }
     for (size_t i = 0; options.logits && i < n; ++i)
@@ -159,11 +119,11 @@ Status Session::Prefill(std::span<const int32_t> tokens, const PrefillOptions& o
 // The captured queries of tokens [first, end), as they were before llama.cpp rotated them.
 void Session::TakeWindow(size_t first, size_t end, const PrefillOptions& options, int sequence) {
   window_sequence_ = sequence;
-  window_.layers = probe_.TakeQueries();
-  for (size_t i = 0; i < std::min(window_.layers.size(), layout_.formats.size()); ++i) {
+  window_.layers = card_context_->probe()->TakeQueries();
+  for (size_t i = 0; i < std::min(window_.layers.size(), state_layout().formats.size()); ++i) {
     LayerQueries& queries = window_.layers[i];
-    RotateBlocks(layout_.formats[i].keys.rotation, queries.q.data(), queries.q.size());
-    queries.window = layout_.formats[i].window;
+    RotateBlocks(state_layout().formats[i].keys.rotation, queries.q.data(), queries.q.size());
+    queries.window = state_layout().formats[i].window;
   }
   for (size_t i = first; i < end; ++i) window_.last_visible.push_back(static_cast<uint32_t>(i - attached(sequence)));
   ThinWindow(options.window_stride, &window_);
@@ -178,61 +138,19 @@ const float* Session::logits(int sequence) const {
   return sequence >= 0 && logits_sequence_ == sequence ? llama_get_logits_ith(context_, -1) : nullptr;
 }
 
-std::vector<uint32_t> Session::windows() const {
-  std::vector<uint32_t> windows;
-  for (const LayerFormat& format : layout_.formats) windows.push_back(format.window);
-  return windows;
-}
-
-Result<std::vector<uint8_t>> Session::SaveRaw(int sequence, uint32_t flags) const {
-  std::vector<uint8_t> state(llama_state_seq_get_size_ext(context_, sequence, flags));
-  if (state.empty() ||
-      llama_state_seq_get_data_ext(context_, state.data(), state.size(), sequence, flags) != state.size()) {
-    return Status(StatusCode::kInternal, "llama.cpp cannot save the sequence's state" + LlamaErrorSuffix());
-  }
-  return state;
-}
-
 Result<std::vector<uint8_t>> Session::SaveState(int sequence) const {
   QKV_RETURN_IF_ERROR(CheckSequence(sequence));
-  std::vector<std::vector<uint8_t>> states(1);
-  QKV_ASSIGN_OR_RETURN(states[0], SaveRaw(sequence, 0));
-  if (rows(sequence) == 0) return std::move(states[0]);
-  const size_t window = layout_.window();
-  const size_t first = attached(sequence);
-  const size_t last = window > 0 ? tokens(sequence).size() - std::min(window, rows(sequence)) : first;
-  const int scratch = ids_.scratch();
-  llama_memory_t memory = llama_get_memory(context_);
-  for (size_t from = first; from < last; from += window) {
-    llama_memory_seq_cp(memory, sequence, scratch, static_cast<llama_pos>(from),
-                        static_cast<llama_pos>(std::min(from + window, last)));
-    Result<std::vector<uint8_t>> state = SaveRaw(scratch, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
-    llama_memory_seq_rm(memory, scratch, -1, -1);
-    if (!state) return state.status();
-    states.push_back(std::move(*state));
-  }
-  return CompleteState(std::move(states), layout_);
+  return card_context_->SaveState(sequence, attached(sequence), tokens(sequence).size());
 }
 
 Result<KvState> Session::TakeKv(int sequence) const {
   QKV_RETURN_IF_ERROR(CheckSequence(sequence));
-  if (rows(sequence) == 0) {
-    return Status(StatusCode::kInvalidArgument, attached(sequence) == 0
-                                                    ? "the session is empty: there is nothing to take"
-                                                    : "there are no tokens after the cards: there is nothing to take");
-  }
-  QKV_ASSIGN_OR_RETURN(std::vector<uint8_t> bytes, SaveState(sequence));
-  QKV_ASSIGN_OR_RETURN(KvState state, KvState::Parse(std::move(bytes), layout_, threads_));
-  if (state.tokens() != rows(sequence)) {
-    return Status(StatusCode::kInternal,
-                  fmt::format("the cache holds {} rows for {} tokens", state.tokens(), rows(sequence)));
-  }
-  return state;
+  return card_context_->TakeKv(sequence, attached(sequence), tokens(sequence).size());
 }
 
 Status Session::RestoreState(ByteSpan bytes, std::span<const int32_t> tokens, int sequence) {
   // Everything is checked before llama.cpp sees a byte: its reader may leave a half-changed sequence.
-  QKV_ASSIGN_OR_RETURN(const std::vector<int32_t> positions, CheckState(bytes, layout_));
+  QKV_ASSIGN_OR_RETURN(const std::vector<int32_t> positions, CheckState(bytes, state_layout()));
   if (positions.size() != tokens.size()) {
     return {StatusCode::kInvalidArgument,
             fmt::format("the state holds {} rows for {} tokens", positions.size(), tokens.size())};
@@ -250,17 +168,10 @@ Status Session::SetState(ByteSpan state, std::span<const int32_t> tokens, int se
   QKV_RETURN_IF_ERROR(CheckRoomFor(tokens.size(), 0, sequence));
   ForgetEnd(sequence);
   Remove(sequence, 0);
-  if (fused_ != nullptr) fused_->Detach(sequence);
-  size_t read = 0;
-  try {
-    read = llama_state_seq_set_data(context_, state.data(), state.size(), sequence);
-  } catch (const std::exception&) {
-    read = 0;
-  }
-  if (read != state.size()) {
+  card_context_->Detach(sequence);
+  if (Status status = card_context_->SetState(state, sequence); !status.ok()) {
     Clear(sequence);
-    return {StatusCode::kInternal,
-            "llama.cpp refused the restored state" + LlamaErrorSuffix() + "; the sequence is empty now"};
+    return status;
   }
   tokens_[static_cast<size_t>(sequence)].assign(tokens.begin(), tokens.end());
   Keep(sequence, 0);
@@ -278,7 +189,7 @@ Status Session::Truncate(size_t tokens, int sequence) {
 }
 
 void Session::Clear(int sequence) {
-  if (fused_ != nullptr) fused_->Detach(sequence);
+  card_context_->Detach(sequence);
   if (OthersRows(sequence) == 0) {
     llama_memory_clear(llama_get_memory(context_), /*data=*/true);
   } else {
@@ -286,6 +197,32 @@ void Session::Clear(int sequence) {
   }
   tokens_[static_cast<size_t>(sequence)].clear();
   ForgetEnd(sequence);
+}
+
+Status Session::AttachCards(std::vector<PlacedCard> cards, int sequence) {
+  const std::vector<CardPart> parts = PartsOf(cards);
+  QKV_RETURN_IF_ERROR(fused());
+  QKV_RETURN_IF_ERROR(CheckSequence(sequence));
+  QKV_RETURN_IF_ERROR(card_context_->CheckAttach(parts));
+  QKV_RETURN_IF_ERROR(CheckCardList(parts));
+  std::vector<int32_t> tokens = TokensOf(parts);
+  QKV_RETURN_IF_ERROR(CheckRoomFor(tokens.size(), tokens.size(), sequence));
+  QKV_RETURN_IF_ERROR(card_context_->Attach(std::move(cards), sequence));
+  ForgetEnd(sequence);
+  Remove(sequence, 0);
+  tokens_[static_cast<size_t>(sequence)] = std::move(tokens);
+  return {};
+}
+
+// Leaves `tokens` of the tokens that cards hold.
+void Session::KeepCards(size_t tokens, int sequence) {
+  std::vector<PlacedCard> kept;
+  for (PlacedCard placed : cards(sequence)) {
+    if (placed.offset >= tokens) break;
+    placed.tokens = std::min(placed.tokens, static_cast<uint32_t>(tokens) - placed.offset);
+    kept.push_back(std::move(placed));
+  }
+  (void)card_context_->Attach(std::move(kept), sequence);  // parts of what was attached
 }
 
 // What is known of a sequence's last tokens, which are no longer its last.

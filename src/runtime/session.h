@@ -15,8 +15,7 @@
 #include "qkvshare/status.h"
 #include "runtime/attached_card.h"
 #include "runtime/cache_type.h"
-#include "runtime/fused_context.h"
-#include "runtime/graph_probe.h"
+#include "runtime/card_context.h"
 #include "runtime/kv_state.h"
 #include "runtime/model.h"
 
@@ -58,14 +57,13 @@ struct PrefillOptions {
   std::function<void(size_t, const float*)> logits;
 };
 
-// llama.cpp's sequence ids. In layers with a sliding window its states leave out tokens that have left the window, so
-// SaveState lends them to a scratch sequence, window by window. And it gives such tokens' cells to whoever needs one,
-// unless they belong to two sequences: each of several sequences has a keeper that holds on to them.
+// llama.cpp's sequence ids. With a sliding window there is one more, for CardContext::SaveState. And llama.cpp gives
+// the cells of tokens that have left the window to whoever needs one, unless they belong to two sequences: each of
+// several sequences has a keeper that holds on to them.
 struct SequenceIds {
   int sequences;
   bool windowed;
 
-  int scratch() const { return sequences; }
   bool keeps() const { return windowed && sequences > 1; }
   int keeper(int sequence) const { return sequences + 1 + sequence; }
   int count() const { return sequences + (windowed ? 1 : 0) + (keeps() ? sequences : 0); }
@@ -112,16 +110,15 @@ class Session {
   // The same if attached cards held `attached` of them.
   Status CheckRoomFor(size_t tokens, size_t attached, int sequence = 0) const;
 
-  // Whether cards may be attached: attention then reads them where they lie (docs/attention.md). If not, why: not asked
-  // for, a setting that rules it out, or a self-test that failed. Restoring cards works all the same.
-  const Status& fused() const { return fused_status_; }
+  // Whether cards may be attached, and if not, why: see CardContext::fused.
+  const Status& fused() const { return card_context_->fused(); }
   // Replaces the sequence by these cards, of which the first starts at position 0 and each other where the one before
   // ends. Nothing is decoded. All checks come before anything is changed: fused(), kMismatch, kInvalidArgument (gaps),
   // kOutOfRange (context too short), kUnsupported (a card cannot be moved to its place).
   Status AttachCards(std::vector<PlacedCard> cards, int sequence = 0);
-  const std::vector<PlacedCard>& cards(int sequence = 0) const;
+  const std::vector<PlacedCard>& cards(int sequence = 0) const { return card_context_->cards(sequence); }
   // Tokens of the sequence, the first ones, that attached cards hold.
-  size_t attached(int sequence = 0) const;
+  size_t attached(int sequence = 0) const { return card_context_->end(sequence); }
 
   // Keeps the first `tokens` tokens.
   Status Truncate(size_t tokens, int sequence = 0);
@@ -131,41 +128,28 @@ class Session {
   void Cancel() { cancelled_.store(true); }
   void ResetCancel() { cancelled_.store(false); }
 
+  Status CheckSequence(int sequence) const;
   const std::vector<int32_t>& tokens(int sequence = 0) const { return tokens_[static_cast<size_t>(sequence)]; }
   int sequences() const { return options_.sequences; }
   // Tokens that a sequence may hold, and that all sequences together may, but for those that attached cards hold.
   uint32_t context() const { return context_tokens_; }
   int threads() const { return threads_; }
   const Model& model() const { return model_; }
-  // As they are in effect: those of the cache are checked in its states.
-  CacheType cache_type_k() const { return options_.cache_type_k; }
-  CacheType cache_type_v() const { return options_.cache_type_v; }
-  bool flash_attention() const { return options_.flash_attention; }
-  // Of each layer: tokens that a token attends to, itself included; 0: all.
-  std::vector<uint32_t> windows() const;
-  // RoPE of a layer. Where rope_status() is not ok some layer's is not known, and cards can be used only at the
-  // positions that they were packed at.
-  const LayerRope& rope(size_t layer) const { return ropes_[layer]; }
-  const Status& rope_status() const { return rope_status_; }
-  // Of the model as this context uses it.
-  const ModelIdentity& identity() const { return identity_; }
-  const StateLayout& state_layout() const { return layout_; }
+  // What was found out about the context, and the cards that are attached to its sequences.
+  const CardContext& card_context() const { return *card_context_; }
+  // As they are in effect.
+  CacheType cache_type_k() const { return facts().key_type; }
+  CacheType cache_type_v() const { return facts().value_type; }
+  bool flash_attention() const { return facts().flash_attention; }
+  std::vector<uint32_t> windows() const { return facts().windows(); }
+  const ModelIdentity& identity() const { return facts().identity; }
+  const StateLayout& state_layout() const { return facts().layout; }
   llama_context* handle() const { return context_; }
 
  private:
   Session(const Model& model, const SessionOptions& options);
   Status MakeContext();
-  Status Probe();
-  Result<GraphProbe::Description> DescribeNext();
-  Status FindWindows(ByteSpan one_token_state, std::vector<LayerFormat>* formats);
-  static bool OnNode(ggml_tensor* node, bool ask, void* self);
-  Status CheckFused();
-  Status AttachTest(const PlacedCard& card);
-  Status TestFused();
-  Result<std::shared_ptr<const AttachedCard>> PackExact() const;
-  Status CheckCards(const std::vector<PlacedCard>& cards) const;
-  Result<std::vector<uint8_t>> SaveRaw(int sequence, uint32_t flags) const;
-  Status CheckSequence(int sequence) const;
+  const ContextFacts& facts() const { return card_context_->facts(); }
   Status CheckTokens(std::span<const int32_t> tokens) const;
   size_t OthersRows(int sequence) const;
   void KeepCards(size_t tokens, int sequence);
@@ -180,10 +164,7 @@ class Session {
   const Model& model_;
   const SessionOptions options_;
   const SequenceIds ids_;
-  // Before context_: the context calls them.
-  GraphProbe probe_;
-  std::unique_ptr<FusedContext> fused_;  // where it was asked for
-  Status fused_status_;
+  std::unique_ptr<CardContext> card_context_;  // before context_, which calls it
   llama_context* context_ = nullptr;
   int threads_ = 1;
   uint32_t batch_ = 0;
@@ -192,10 +173,6 @@ class Session {
   std::vector<std::vector<int32_t>> tokens_;  // of each sequence
   AttentionWindow window_;
   int window_sequence_ = 0;
-  ModelIdentity identity_;
-  StateLayout layout_;
-  std::vector<LayerRope> ropes_;
-  Status rope_status_;
   int logits_sequence_ = -1;  // whose last token's logits there are; -1: nobody's
   std::atomic<bool> cancelled_{false};
 };

@@ -41,18 +41,6 @@ llama_context_params ParamsOf(const Model& model, const SessionOptions& options,
   return params;
 }
 
-// Refused here rather than after a long prefill.
-Status CheckShapes(const std::vector<GraphProbe::Layer>& layers) {
-  for (const GraphProbe::Layer& layer : layers) {
-    for (const size_t dim : {layer.shape.dim(Side::kKeys), layer.shape.dim(Side::kValues)}) {
-      if (dim % 8 == 0 && dim <= kMaxHeadDim) continue;
-      return {StatusCode::kUnsupported,
-              fmt::format("the model's head size is {}; cards take multiples of 8 up to {}", dim, kMaxHeadDim)};
-    }
-  }
-  return {};
-}
-
 // llama.cpp aborts on some of what this refuses.
 Status CheckBlocks(const Model& model, const SessionOptions& options) {
   for (const Side side : {Side::kKeys, Side::kValues}) {
@@ -93,13 +81,10 @@ Result<std::unique_ptr<Session>> Session::Create(const Model& model, const Sessi
   std::unique_ptr<Session> session(new Session(model, options));
   TakeLastLlamaError();  // of earlier calls
   try {
-    if (options.fused) {
-      QKV_ASSIGN_OR_RETURN(session->fused_, FusedContext::Create());
-    }
+    QKV_ASSIGN_OR_RETURN(session->card_context_, CardContext::Create(model, options.fused));
     QKV_RETURN_IF_ERROR(session->MakeContext());
-    QKV_RETURN_IF_ERROR(session->Probe());
-    session->fused_status_ = session->CheckFused();
-    if (!session->fused_status_.ok() && options.card_tokens > 0) {
+    QKV_RETURN_IF_ERROR(session->card_context_->Bind(session->context_));
+    if (!session->fused().ok() && options.card_tokens > 0) {
       // Cards will have to be restored: with memory for their tokens after all.
       session.reset();
       SessionOptions whole = options;
@@ -118,8 +103,7 @@ Session::~Session() {
 
 Status Session::MakeContext() {
   llama_context_params params = ParamsOf(model_, options_, ids_);
-  params.cb_eval = OnNode;
-  params.cb_eval_user_data = this;
+  card_context_->SetCallback(&params);
   params.abort_callback = [](void* data) {
     return static_cast<Session*>(data)->cancelled_.load(std::memory_order_relaxed);
   };
@@ -135,57 +119,6 @@ Status Session::MakeContext() {
   cells_ = std::min(CellsOf(model_, options_), llama_n_ctx(context_));
   context_tokens_ = std::min(ContextOf(model_, options_), cells_ + options_.card_tokens);
   batch_ = std::min(llama_n_batch(context_), llama_n_ubatch(context_));
-  return {};
-}
-
-Status Session::Probe() {
-  QKV_ASSIGN_OR_RETURN(const GraphProbe::Description description, DescribeNext());
-  QKV_RETURN_IF_ERROR(CheckShapes(description.layers));
-  QKV_ASSIGN_OR_RETURN(const std::vector<uint8_t> state, SaveRaw(0, 0));
-  std::vector<LayerShape> shapes;
-  std::vector<LayerFormat> formats;
-  for (const GraphProbe::Layer& layer : description.layers) {
-    shapes.push_back(layer.shape);
-    ropes_.push_back(layer.rope);
-    formats.push_back({{options_.cache_type_k, layer.key_rotation}, {options_.cache_type_v, layer.value_rotation}});
-  }
-  if (ids_.windowed) QKV_RETURN_IF_ERROR(FindWindows(state, &formats));
-  QKV_ASSIGN_OR_RETURN(layout_, LearnStateLayout(state, shapes, formats, !options_.flash_attention));
-  rope_status_ = description.rope_status;
-  identity_ = {model_.fingerprint(), description.rope, description.first_rope};
-  Clear();
-  return {};
-}
-
-// Decodes one token, and tells what its graph did.
-Result<GraphProbe::Description> Session::DescribeNext() {
-  const llama_token bos = llama_vocab_bos(model_.vocab());
-  const int32_t token = bos >= 0 ? bos : 0;
-  probe_.StartDescribing();
-  QKV_RETURN_IF_ERROR(Decode({&token, 1}, /*all_logits=*/false, 0));
-  return probe_.FinishDescribing();
-}
-
-// Looks at what a token sees that is just one window after the first: with a sliding window all but that one.
-Status Session::FindWindows(ByteSpan one_token_state, std::vector<LayerFormat>* formats) {
-  const auto window = static_cast<uint32_t>(llama_model_n_swa(model_.handle()));
-  std::vector<int32_t> positions = {0, 1, static_cast<int32_t>(window) - 1};
-  if (window < 3) positions.resize(window);
-  QKV_ASSIGN_OR_RETURN(const std::vector<uint8_t> state, RepeatToken(one_token_state, positions));
-  Clear();
-  const size_t read = llama_state_seq_set_data(context_, state.data(), state.size(), 0);
-  if (read != state.size()) return {StatusCode::kUnsupported, "llama.cpp refused a state" + LlamaErrorSuffix()};
-  tokens_[0].resize(window);
-  QKV_ASSIGN_OR_RETURN(const GraphProbe::Description description, DescribeNext());
-  const uint32_t all = (1u << (positions.size() + 1)) - 1;
-  for (size_t layer = 0; layer < formats->size(); ++layer) {
-    const uint32_t visible = description.layers[layer].visible_cells & all;
-    if (visible != all && visible != (all & ~1u)) {
-      return {StatusCode::kUnsupported,
-              fmt::format("layer {} attends to something else than a sliding window of {} tokens", layer, window)};
-    }
-    (*formats)[layer].window = visible == all ? 0 : window;
-  }
   return {};
 }
 
