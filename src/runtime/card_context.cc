@@ -59,9 +59,16 @@ Status CardContext::CheckBinding(llama_context* context) const {
   return {};
 }
 
-Status CardContext::Bind(llama_context* context) {
+Status CardContext::Bind(llama_context* context, const std::string& kind) {
   QKV_RETURN_IF_ERROR(CheckBinding(context));
   context_ = context;
+  if (const auto known = kind.empty() ? nullptr : model_.Recall(kind); known != nullptr) {
+    facts_ = known->facts;
+    fused_status_ = known->fused;
+    SetLayers();
+    bound_ = true;
+    return {};
+  }
   called_ = false;
   Status status;
   try {
@@ -76,7 +83,16 @@ Status CardContext::Bind(llama_context* context) {
   }
   if (!status.ok()) context_ = nullptr;
   bound_ = status.ok();
+  if (bound_ && !kind.empty())
+    model_.Remember(kind, std::make_shared<const KnownContext>(KnownContext{facts_, fused_status_}));
   return status;
+}
+
+void CardContext::SetLayers() {
+  if (fused_ == nullptr) return;
+  std::vector<FusedLayer> layers;
+  for (size_t i = 0; i < facts_.ropes.size(); ++i) layers.push_back({facts_.layout.format(i).window, facts_.ropes[i]});
+  fused_->SetLayers(std::move(layers));
 }
 
 Status CardContext::Learn() {
@@ -85,9 +101,7 @@ Status CardContext::Learn() {
     fused_status_ = {StatusCode::kUnsupported, "attention over cards was not asked for"};
     return {};
   }
-  std::vector<FusedLayer> layers;
-  for (size_t i = 0; i < facts_.ropes.size(); ++i) layers.push_back({facts_.layout.format(i).window, facts_.ropes[i]});
-  fused_->SetLayers(std::move(layers));
+  SetLayers();
   fused_status_ = {};  // for the test
   fused_status_ = CheckFused(this);
   fused_->Detach(0);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/bytes.h"
@@ -24,6 +25,12 @@ struct llama_context_params;
 
 namespace qkvshare {
 
+// What Bind finds out, which takes it two or three decode calls and a self-test.
+struct KnownContext {
+  ContextFacts facts;
+  Status fused;
+};
+
 // Keeps no tokens: which tokens the rows of a sequence are of is its owner's to know. The model must outlive it, and it
 // must outlive the context that calls it. Not thread-safe; models and cards may be shared with other threads.
 //
@@ -39,7 +46,9 @@ class CardContext {
   // Takes the context that was made with these parameters, finds out about it, runs the self-test, and leaves it empty.
   // kInvalidArgument where it is not empty, of another model, made with other parameters, or this one has a context
   // already; else as LearnContext. A self-test that fails is no error: see fused().
-  Status Bind(llama_context* context);
+  // kind: names all that these parameters decide. Contexts of one model and kind are alike, so the first is found out
+  // about, and the model remembers it for the others. Empty: find out.
+  Status Bind(llama_context* context, const std::string& kind = "");
 
   const Model& model() const { return model_; }
   llama_context* handle() const { return context_; }  // null before Bind
@@ -87,6 +96,7 @@ class CardContext {
   static bool OnNode(ggml_tensor* node, bool ask, void* self);
   Status CheckBinding(llama_context* context) const;
   Status Learn();
+  void SetLayers();
   int EmptySequence() const;
   Result<std::vector<uint8_t>> SaveRaw(int sequence, uint32_t flags) const;
   size_t Rows() const;

@@ -191,6 +191,17 @@ bool Model::rope_depends_on_context() const {
          !Meta((architecture() + ".rope.scaling.original_context_length").c_str()).empty();
 }
 
+std::shared_ptr<const KnownContext> Model::Recall(const std::string& kind) const {
+  const std::scoped_lock lock(known_mutex_);
+  const auto found = known_.find(kind);
+  return found == known_.end() ? nullptr : found->second;
+}
+
+void Model::Remember(const std::string& kind, std::shared_ptr<const KnownContext> known) const {
+  const std::scoped_lock lock(known_mutex_);
+  known_.insert_or_assign(kind, std::move(known));
+}
+
 std::string Model::name() const { return Meta("general.name"); }
 
 std::string Model::architecture() const { return Meta("general.architecture"); }

@@ -3,7 +3,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -16,6 +18,8 @@ struct llama_vocab;
 struct common_chat_templates;
 
 namespace qkvshare {
+
+struct KnownContext;  // runtime/card_context.h
 
 struct ModelOptions {
   int gpu_layers = 0;  // -ngl: layers on a GPU, where llama.cpp was built for one
@@ -65,6 +69,10 @@ class Model {
   llama_model* handle() const { return model_; }
   const llama_vocab* vocab() const;
 
+  // What was found out about the first context of this kind, for those that follow; null where there was none.
+  std::shared_ptr<const KnownContext> Recall(const std::string& kind) const;
+  void Remember(const std::string& kind, std::shared_ptr<const KnownContext> known) const;
+
  private:
   Model() = default;
   void LoadTemplates();
@@ -75,6 +83,8 @@ class Model {
   std::unique_ptr<common_chat_templates, void (*)(common_chat_templates*)> templates_{nullptr, nullptr};
   std::string template_problem_;  // why templates_ is empty
   Digest fingerprint_{};
+  mutable std::mutex known_mutex_;
+  mutable std::map<std::string, std::shared_ptr<const KnownContext>> known_;
 };
 
 }  // namespace qkvshare

@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <string>
 #include <thread>
 
 #include "llama.h"
@@ -54,6 +56,16 @@ Status CheckBlocks(const Model& model, const SessionOptions& options) {
   return {};
 }
 
+// All that decides what a context of this model is like (CardContext::Bind).
+std::string KindOf(const Model& model, const SessionOptions& options) {
+  const uint32_t context = model.rope_depends_on_context() ? ContextOf(model, options) : 0;
+  const char* forced = std::getenv("QKV_FORCE_ISA");  // NOLINT(concurrency-mt-unsafe): nothing here sets it
+  return fmt::format("{} {} {} {} {} {} {} {} {}", CacheTypeName(options.cache_type_k),
+                     CacheTypeName(options.cache_type_v), options.flash_attention, options.rope_freq_base,
+                     options.rope_freq_scale, options.sequences, options.fused, context,
+                     forced == nullptr ? "" : forced);
+}
+
 }  // namespace
 
 Status CheckSessionOptions(const SessionOptions& options) {
@@ -83,7 +95,7 @@ Result<std::unique_ptr<Session>> Session::Create(const Model& model, const Sessi
   try {
     QKV_ASSIGN_OR_RETURN(session->card_context_, CardContext::Create(model, options.fused));
     QKV_RETURN_IF_ERROR(session->MakeContext());
-    QKV_RETURN_IF_ERROR(session->card_context_->Bind(session->context_));
+    QKV_RETURN_IF_ERROR(session->card_context_->Bind(session->context_, KindOf(model, options)));
     if (!session->fused().ok() && options.card_tokens > 0) {
       // Cards will have to be restored: with memory for their tokens after all.
       session.reset();
