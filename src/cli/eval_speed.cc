@@ -58,7 +58,7 @@ nlohmann::json DepthJson(const SpeedReport& report) {
 
 // Each way's time over that of the first.
 void PrintTest(const SpeedTest& test) {
-  fmt::print("  {:<12}", test.name);
+  fmt::print("  {:<18}", test.name);
   for (const Timing& timing : test.ways) {
     fmt::print("  {} {} ({}..{}", timing.way, FormatUs(timing.median_us), FormatUs(timing.least_us),
                FormatUs(timing.most_us));

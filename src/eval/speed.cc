@@ -22,7 +22,7 @@ namespace {
 
 constexpr size_t kDecodeTokens = 8;  // of a run, each timed with the others
 constexpr size_t kRoom = 1024;       // tokens after the context
-constexpr const char *kFused = "fused", *kF16 = "F16", *kEmpty = "empty";
+constexpr const char *kFused = "fused", *kF16 = "F16", *kEmpty = "empty", *kNoCard = "no card";
 
 // Memory that only this process has, in bytes; 0 where the system does not tell.
 size_t PrivateBytes() {
@@ -50,8 +50,12 @@ class SpeedMeasurement {
   Result<SpeedReport> Run() {
     QKV_RETURN_IF_ERROR(MakeContext());
     QKV_RETURN_IF_ERROR(MakeSessions());
-    QKV_RETURN_IF_ERROR(MeasureDecode());
-    for (const size_t suffix : {size_t{32}, size_t{512}}) QKV_RETURN_IF_ERROR(MeasureSuffix(suffix));
+    QKV_RETURN_IF_ERROR(MeasureDecode("decode", {kFused, kF16, "Q8_0", "Q4_0", kEmpty}));
+    for (const size_t suffix : {size_t{32}, size_t{512}}) {
+      QKV_RETURN_IF_ERROR(MeasureSuffix(fmt::format("suffix {}", suffix), suffix, {kFused, kF16, kEmpty}));
+    }
+    QKV_RETURN_IF_ERROR(MeasureDecode("decode, no card", {kNoCard, kEmpty}));
+    QKV_RETURN_IF_ERROR(MeasureSuffix("suffix 32, no card", 32, {kNoCard, kEmpty}));
     QKV_RETURN_IF_ERROR(MeasureFirstToken());
     QKV_RETURN_IF_ERROR(MeasureMemory());
     return report_;
@@ -151,6 +155,10 @@ class SpeedMeasurement {
     }
     QKV_ASSIGN_OR_RETURN(std::unique_ptr<Session> empty, Session::Create(model_, Options(CacheType::kF16, 0)));
     ways_.push_back({kEmpty, std::move(empty), 0});
+    SessionOptions options = Options(CacheType::kF16, 0);
+    options.fused = true;
+    QKV_ASSIGN_OR_RETURN(std::unique_ptr<Session> no_card, Session::Create(model_, options));
+    ways_.push_back({kNoCard, std::move(no_card), 0});
     return {};
   }
 
@@ -190,8 +198,8 @@ class SpeedMeasurement {
   std::span<const int32_t> After(size_t count) const { return std::span(tokens_).subspan(request_.depth, count); }
 
   // Microseconds to decode tokens one by one after the context, a token.
-  Status MeasureDecode() {
-    return Measure("decode", {kFused, kF16, "Q8_0", "Q4_0", kEmpty}, [&](const std::string& name) -> Result<int64_t> {
+  Status MeasureDecode(const std::string& test, const std::vector<std::string>& ways) {
+    return Measure(test, ways, [&](const std::string& name) -> Result<int64_t> {
       Way& way = Find(name);
       QKV_RETURN_IF_ERROR(way.session->Truncate(way.depth));
       QKV_RETURN_IF_ERROR(way.session->Prefill(After(1), {}));
@@ -201,15 +209,14 @@ class SpeedMeasurement {
     });
   }
 
-  Status MeasureSuffix(size_t count) {
-    return Measure(fmt::format("suffix {}", count), {kFused, kF16, kEmpty},
-                   [&](const std::string& name) -> Result<int64_t> {
-                     Way& way = Find(name);
-                     QKV_RETURN_IF_ERROR(way.session->Truncate(way.depth));
-                     Stopwatch watch;
-                     QKV_RETURN_IF_ERROR(way.session->Prefill(After(count), {}));
-                     return watch.LapUs();
-                   });
+  Status MeasureSuffix(const std::string& test, size_t count, const std::vector<std::string>& ways) {
+    return Measure(test, ways, [&](const std::string& name) -> Result<int64_t> {
+      Way& way = Find(name);
+      QKV_RETURN_IF_ERROR(way.session->Truncate(way.depth));
+      Stopwatch watch;
+      QKV_RETURN_IF_ERROR(way.session->Prefill(After(count), {}));
+      return watch.LapUs();
+    });
   }
 
   // From a hand-over to the first token, after a suffix of 32: in a new context ("hand-over", "... state"), or in one

@@ -49,7 +49,8 @@ struct SpeedRequest {
   std::function<void(const std::string&)> on_step;
 };
 
-// The ways: "fused" (card attached), "F16", "Q8_0" and "Q4_0" (llama.cpp's own caches), "empty" (no context before).
+// The ways: "fused" (card attached), "F16", "Q8_0" and "Q4_0" (llama.cpp's own caches), "empty" (no context before) and
+// "no card" (the same, where cards could be attached).
 Result<SpeedReport> MeasureSpeed(const Model& model, const SpeedRequest& request);
 
 }  // namespace qkvshare
