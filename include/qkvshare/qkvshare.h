@@ -146,7 +146,12 @@ typedef struct qkv_session_options {
   /* Of the context's own cache: "f16", "bf16", "q8_0" or "q4_0"; "f16". Cards go from and to every type. */
   const char* cache_type_k;
   const char* cache_type_v;
-  bool flash_attention; /* needed by quantized V and by keep_attention; true */
+  bool flash_attention; /* needed by quantized V, by keep_attention and by fused; true */
+  /* Cards may be attached (qkv_session_inject), where a self-test at the start passes: for receivers; false. */
+  bool fused;
+  /* Of context: tokens that such cards will hold, for which no memory is set aside; 0. Where cards have to be restored
+   * after all, memory is set aside for the whole context. */
+  uint32_t card_tokens;
 } qkv_session_options;
 
 QKV_API qkv_status qkv_session_options_default(qkv_session_options* options, size_t struct_size);
@@ -158,19 +163,22 @@ QKV_API qkv_status qkv_session_create(const qkv_model* model, const qkv_session_
 QKV_API void qkv_session_free(qkv_session* session);
 
 typedef struct qkv_session_info {
-  size_t tokens;          /* in the cache */
-  size_t restored_tokens; /* of these, first ones that came from a card */
+  size_t tokens;          /* in the cache, and of attached cards */
+  size_t restored_tokens; /* of these, first ones that were restored from cards */
   size_t context;         /* tokens that it may hold */
   int32_t threads;
   /* In effect; names as in qkv_session_options. */
   const char* cache_type_k;
   const char* cache_type_v;
   bool flash_attention;
+  size_t attached_tokens;   /* first ones that attached cards hold: not in the cache, but read where they lie */
+  bool fused;               /* whether cards can be attached */
+  const char* fused_reason; /* why not; "" where they can be */
 } qkv_session_info;
 
 QKV_API qkv_status qkv_session_get_info(const qkv_session* session, qkv_session_info* info, size_t info_size,
                                         qkv_error* error);
-/* The tokens in the cache. */
+/* All tokens of the session. */
 QKV_API qkv_status qkv_session_get_tokens(const qkv_session* session, int32_t** tokens, size_t* token_count,
                                           qkv_error* error);
 
@@ -273,11 +281,12 @@ typedef struct qkv_pack_options {
 
 QKV_API qkv_status qkv_pack_options_default(qkv_pack_options* options, size_t struct_size);
 
-/* Packs all tokens; the session stays as it is. The file is written whole or not at all, with mode 0600, over a card of
- * that name but over nothing else: it can be turned back into the text. QKV_INVALID_ARGUMENT (empty session, bits out
- * of range, a policy that has no choice, options that contradict each other, a file there that is no card),
+/* Packs all tokens, or those after attached cards: then the card is a delta card, which names the last of them as the
+ * one that it continues. The session stays as it is. The file is written whole or not at all, with mode 0600, over a
+ * card of that name but over nothing else: it can be turned back into the text. QKV_INVALID_ARGUMENT (empty session,
+ * bits out of range, a policy that has no choice, options that contradict each other, a file there that is no card),
  * QKV_OUT_OF_RANGE (max_bytes is too small), QKV_MISMATCH (a profile of another model), QKV_UNSUPPORTED (the session
- * holds restored tokens, which must not be quantized twice), QKV_IO. */
+ * holds restored tokens, which must not be quantized twice, or cards that do not continue each other), QKV_IO. */
 QKV_API qkv_status qkv_session_pack_file(const qkv_session* session, const qkv_pack_options* options, const char* path,
                                          qkv_error* error);
 QKV_API qkv_status qkv_session_pack_memory(const qkv_session* session, const qkv_pack_options* options, uint8_t** card,
@@ -346,6 +355,29 @@ QKV_API qkv_status qkv_card_unpack(const qkv_card* card, size_t layer, qkv_side 
  * QKV_UNSUPPORTED (a card that continues another, or whose positions do not count from 0), QKV_CORRUPT. */
 QKV_API qkv_status qkv_session_restore(qkv_session* session, const qkv_card* card, size_t token_count,
                                        qkv_error* error);
+
+/* How a context gets cards' tokens. */
+typedef enum qkv_inject {
+  QKV_INJECT_AUTO = 0,    /* fused where that is possible, else restore */
+  QKV_INJECT_FUSED = 1,   /* attached: attention reads the packed rows where they lie, and nothing is unpacked */
+  QKV_INJECT_RESTORE = 2, /* dequantized into the context's cache */
+  QKV_INJECT_LARGEST = 0x7FFFFFFF
+} qkv_inject;
+
+typedef struct qkv_injection {
+  qkv_inject mode;    /* in effect: QKV_INJECT_FUSED or QKV_INJECT_RESTORE */
+  size_t tokens;      /* where the cards end: the position of what follows */
+  const char* reason; /* why that mode; the handle's, until its next injection */
+} qkv_injection;
+
+/* Replaces the session's tokens by those of several cards, each where the one before ends: its keys are moved there if
+ * it was made elsewhere. A delta card follows the one that it continues. token_count: the first ones of all, 0: all.
+ * Attached cards stay open while they are needed, also if they are freed. Everything is checked before the session is
+ * changed. As qkv_session_restore; QKV_UNSUPPORTED also for QKV_INJECT_FUSED where qkv_session_info says why it cannot
+ * be. injection may be NULL. */
+QKV_API qkv_status qkv_session_inject(qkv_session* session, const qkv_card* const* cards, size_t card_count,
+                                      size_t token_count, qkv_inject mode, qkv_injection* injection,
+                                      size_t injection_size, qkv_error* error);
 
 #ifdef __cplusplus
 }

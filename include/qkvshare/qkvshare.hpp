@@ -166,10 +166,11 @@ class Model {
                                 bytes, error);
     });
   }
+  // Takes the handle.
+  explicit Model(qkv_model* model) : handle_(model) {}
   const qkv_model* get() const { return handle_.get(); }
 
  private:
-  explicit Model(qkv_model* model) : handle_(model) {}
   detail::Handle<qkv_model> handle_;
 };
 
@@ -240,6 +241,57 @@ class Card {
   detail::Handle<qkv_card> handle_;
 };
 
+// As qkv_injection.
+struct Injection {
+  qkv_inject mode = QKV_INJECT_RESTORE;
+  size_t tokens = 0;
+  std::string reason;
+};
+
+namespace detail {
+
+// Options whose arrays are in place. The strings stay those of `options`.
+class BoundPackOptions {
+ public:
+  explicit BoundPackOptions(const PackOptions& options)
+      : bound_(static_cast<const qkv_pack_options&>(options)), messages_(Messages(options.conversation)) {
+    for (const Reader& reader : options.receivers) {
+      readers_.push_back({reader.agent.c_str(), reader.distance, reader.role.empty() ? nullptr : reader.role.c_str()});
+    }
+    for (const Card* card : options.receiver_cards) cards_.push_back(card == nullptr ? nullptr : card->get());
+    Put(messages_, &bound_.messages, &bound_.message_count);
+    Put(readers_, &bound_.readers, &bound_.reader_count);
+    Put(cards_, &bound_.anchor_cards, &bound_.anchor_card_count);
+  }
+  ~BoundPackOptions() = default;
+  BoundPackOptions(const BoundPackOptions&) = delete;
+  BoundPackOptions& operator=(const BoundPackOptions&) = delete;
+  const qkv_pack_options* get() const { return &bound_; }
+
+ private:
+  // Where there is nothing, what the caller set in the options themselves stays.
+  template <typename T>
+  static void Put(const std::vector<T>& values, const T** data, size_t* count) {
+    if (values.empty()) return;
+    *data = values.data();
+    *count = values.size();
+  }
+  qkv_pack_options bound_;
+  std::vector<qkv_message> messages_;
+  std::vector<qkv_reader> readers_;
+  std::vector<const qkv_card*> cards_;
+};
+
+// Calls one that puts cards somewhere.
+template <typename Function>
+Result<Injection> CallForInjection(const Function& function) {
+  qkv_injection done{};
+  QKV_RETURN_IF_ERROR(Call([&](qkv_error* error) { return function(&done, sizeof done, error); }));
+  return Injection{done.mode, done.tokens, done.reason};
+}
+
+}  // namespace detail
+
 class Session {
  public:
   static Result<Session> Create(const Model& model, const SessionOptions& options = {}) {
@@ -294,12 +346,12 @@ class Session {
   }
 
   Status PackFile(const std::string& path, const PackOptions& options = {}) const {
-    const BoundPackOptions bound(options);
+    const detail::BoundPackOptions bound(options);
     return detail::Call(
         [&](qkv_error* error) { return qkv_session_pack_file(get(), bound.get(), path.c_str(), error); });
   }
   Result<std::vector<uint8_t>> PackMemory(const PackOptions& options = {}) const {
-    const BoundPackOptions bound(options);
+    const detail::BoundPackOptions bound(options);
     return detail::CallForArray<std::vector<uint8_t>>([&](uint8_t** card, size_t* bytes, qkv_error* error) {
       return qkv_session_pack_memory(get(), bound.get(), card, bytes, error);
     });
@@ -308,42 +360,23 @@ class Session {
   Status Restore(const Card& card, size_t tokens = 0) {
     return detail::Call([&](qkv_error* error) { return qkv_session_restore(get(), card.get(), tokens, error); });
   }
+  // tokens: the first ones of all cards; 0: all.
+  Result<Injection> Inject(std::span<const Card* const> cards, qkv_inject mode = QKV_INJECT_AUTO, size_t tokens = 0) {
+    std::vector<const qkv_card*> list;
+    for (const Card* card : cards) list.push_back(card == nullptr ? nullptr : card->get());
+    list.push_back(nullptr);  // so that there is an array
+    return detail::CallForInjection([&](qkv_injection* done, size_t size, qkv_error* error) {
+      return qkv_session_inject(get(), list.data(), list.size() - 1, tokens, mode, done, size, error);
+    });
+  }
+  Result<Injection> Inject(const Card& card, qkv_inject mode = QKV_INJECT_AUTO) {
+    const Card* const cards[] = {&card};
+    return Inject(cards, mode);
+  }
   qkv_session* get() const { return handle_.get(); }
 
  private:
   explicit Session(qkv_session* session) : handle_(session) {}
-  // Options whose arrays are in place. The strings stay those of `options`.
-  class BoundPackOptions {
-   public:
-    explicit BoundPackOptions(const PackOptions& options)
-        : bound_(static_cast<const qkv_pack_options&>(options)), messages_(detail::Messages(options.conversation)) {
-      for (const Reader& reader : options.receivers) {
-        readers_.push_back(
-            {reader.agent.c_str(), reader.distance, reader.role.empty() ? nullptr : reader.role.c_str()});
-      }
-      for (const Card* card : options.receiver_cards) cards_.push_back(card == nullptr ? nullptr : card->get());
-      Put(messages_, &bound_.messages, &bound_.message_count);
-      Put(readers_, &bound_.readers, &bound_.reader_count);
-      Put(cards_, &bound_.anchor_cards, &bound_.anchor_card_count);
-    }
-    ~BoundPackOptions() = default;
-    BoundPackOptions(const BoundPackOptions&) = delete;
-    BoundPackOptions& operator=(const BoundPackOptions&) = delete;
-    const qkv_pack_options* get() const { return &bound_; }
-
-   private:
-    // Where there is nothing, what the caller set in the options themselves stays.
-    template <typename T>
-    static void Put(const std::vector<T>& values, const T** data, size_t* count) {
-      if (values.empty()) return;
-      *data = values.data();
-      *count = values.size();
-    }
-    qkv_pack_options bound_;
-    std::vector<qkv_message> messages_;
-    std::vector<qkv_reader> readers_;
-    std::vector<const qkv_card*> cards_;
-  };
   detail::Handle<qkv_session> handle_;
 };
 

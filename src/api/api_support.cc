@@ -65,6 +65,22 @@ Status CheckMessages(const qkv_message* messages, size_t count) {
   return {};
 }
 
+Result<InjectMode> InjectModeOf(qkv_inject mode) {
+  switch (mode) {
+    case QKV_INJECT_AUTO: return InjectMode::kAuto;
+    case QKV_INJECT_FUSED: return InjectMode::kFused;
+    case QKV_INJECT_RESTORE: return InjectMode::kRestore;
+    default: return Status(StatusCode::kInvalidArgument, "mode: give one of qkv_inject");
+  }
+}
+
+void GiveInjection(const Injection& done, size_t tokens, std::string* reason, qkv_injection* injection, size_t size) {
+  *reason = done.reason;
+  if (injection == nullptr) return;
+  const qkv_inject mode = done.mode == InjectMode::kFused ? QKV_INJECT_FUSED : QKV_INJECT_RESTORE;
+  CopyOut(qkv_injection{mode, tokens, reason->c_str()}, injection, size);
+}
+
 std::vector<ChatMessage> Messages(const qkv_message* messages, size_t count) {
   std::vector<ChatMessage> copies;
   copies.reserve(count);

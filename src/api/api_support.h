@@ -8,15 +8,20 @@
 #include <initializer_list>
 #include <memory>
 #include <new>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "card/card.h"
+#include "qkvshare/llama.h"
 #include "qkvshare/qkvshare.h"
 #include "qkvshare/status.h"
+#include "runtime/card_context.h"
+#include "runtime/inject.h"
 #include "runtime/model.h"
+#include "runtime/sender.h"
 #include "runtime/session.h"
 
 // The handles. Shared where a handle may outlive the one that it was made with.
@@ -27,10 +32,17 @@ struct qkv_model {
 struct qkv_session {
   std::shared_ptr<const qkvshare::Model> model;
   std::unique_ptr<qkvshare::Session> session;  // after model: it goes first
-  size_t restored = 0;                         // first tokens that came from a card
+  size_t restored = 0;                         // first tokens that were restored from cards
+  std::string inject_reason;
+};
+struct qkv_attention {
+  std::shared_ptr<const qkvshare::Model> model;
+  std::unique_ptr<qkvshare::CardContext> context;  // after model: it goes first
+  std::set<int> restored;                          // sequences that cards were restored into
+  std::string inject_reason;
 };
 struct qkv_card {
-  qkvshare::Card card;
+  std::shared_ptr<const qkvshare::Card> card;
   std::string content_id, model_fingerprint, info_json;
 };
 
@@ -116,6 +128,17 @@ class Owned {
   size_t size_;
   std::unique_ptr<T, Free> data_;
 };
+
+// The handle of a loaded model; model_api.cc.
+Status GiveModel(Result<std::unique_ptr<Model>> loaded, qkv_model** model);
+
+// Packs rows of a context; pack_api.cc.
+Result<PackedCard> Pack(const PackSource& source, bool restored, const qkv_pack_options* options);
+
+Result<InjectMode> InjectModeOf(qkv_inject mode);
+
+// What came of an injection, if the caller wants to know. reason: the handle's copy.
+void GiveInjection(const Injection& done, size_t tokens, std::string* reason, qkv_injection* injection, size_t size);
 
 std::vector<ChatMessage> Messages(const qkv_message* messages, size_t count);
 Status CheckMessages(const qkv_message* messages, size_t count);

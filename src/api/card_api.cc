@@ -1,4 +1,4 @@
-// Cards: open, check, look into, restore.
+// Cards: open, check, look into, put into a session.
 #include <algorithm>
 
 #include "api/api_support.h"
@@ -11,6 +11,7 @@ namespace api = qkvshare::api;
 using qkvshare::Card;
 using qkvshare::Half;
 using qkvshare::Result;
+using qkvshare::Session;
 using qkvshare::Side;
 using qkvshare::Status;
 using qkvshare::StatusCode;
@@ -19,10 +20,10 @@ namespace {
 
 Status Give(Result<Card> opened, qkv_card** card) {
   if (!opened) return opened.status();
-  auto handle = std::make_unique<qkv_card>(qkv_card{*std::move(opened), "", "", ""});
-  handle->content_id = qkvshare::ToHex(handle->card.content_id());
-  handle->model_fingerprint = qkvshare::ToHex(handle->card.identity().model);
-  handle->info_json = CardInfoToJson(handle->card.info());
+  auto handle = std::make_unique<qkv_card>(qkv_card{std::make_shared<const Card>(*std::move(opened)), "", "", ""});
+  handle->content_id = qkvshare::ToHex(handle->card->content_id());
+  handle->model_fingerprint = qkvshare::ToHex(handle->card->identity().model);
+  handle->info_json = CardInfoToJson(handle->card->info());
   *card = handle.release();
   return {};
 }
@@ -96,15 +97,15 @@ void qkv_card_free(qkv_card* card) { delete card; }
 qkv_status qkv_card_verify(const qkv_card* card, qkv_error* error) {
   return api::Call(error, [&]() -> Status {
     QKV_RETURN_IF_ERROR(api::CheckNotNull({{"card", card}}));
-    QKV_RETURN_IF_ERROR(card->card.VerifyDigests());
-    return CheckValues(card->card);
+    QKV_RETURN_IF_ERROR(card->card->VerifyDigests());
+    return CheckValues(*card->card);
   });
 }
 
 qkv_status qkv_card_get_info(const qkv_card* card, qkv_card_info* info, size_t info_size, qkv_error* error) {
   return api::Call(error, [&]() -> Status {
     QKV_RETURN_IF_ERROR(api::CheckNotNull({{"card", card}, {"info", info}}));
-    const Card& inner = card->card;
+    const Card& inner = *card->card;
     const qkvshare::CardInfo& says = inner.info();
     qkv_card_info value{};
     value.tokens = inner.tokens();
@@ -128,8 +129,8 @@ qkv_status qkv_card_get_token_ids(const qkv_card* card, const int32_t** token_id
                                   qkv_error* error) {
   return api::Call(error, [&]() -> Status {
     QKV_RETURN_IF_ERROR(api::CheckNotNull({{"card", card}, {"token_ids", token_ids}, {"token_count", token_count}}));
-    *token_ids = card->card.token_ids().data();
-    *token_count = card->card.tokens();
+    *token_ids = card->card->token_ids().data();
+    *token_count = card->card->tokens();
     return {};
   });
 }
@@ -138,8 +139,8 @@ qkv_status qkv_card_get_positions(const qkv_card* card, const int32_t** position
                                   qkv_error* error) {
   return api::Call(error, [&]() -> Status {
     QKV_RETURN_IF_ERROR(api::CheckNotNull({{"card", card}, {"positions", positions}, {"token_count", token_count}}));
-    *positions = card->card.positions().data();
-    *token_count = card->card.tokens();
+    *positions = card->card->positions().data();
+    *token_count = card->card->tokens();
     return {};
   });
 }
@@ -147,8 +148,8 @@ qkv_status qkv_card_get_positions(const qkv_card* card, const int32_t** position
 qkv_status qkv_card_get_layer_shape(const qkv_card* card, size_t layer, qkv_layer_shape* shape, qkv_error* error) {
   return api::Call(error, [&]() -> Status {
     QKV_RETURN_IF_ERROR(api::CheckNotNull({{"card", card}, {"shape", shape}}));
-    QKV_RETURN_IF_ERROR(CheckLayer(card->card, layer));
-    const qkvshare::LayerShape& inner = card->card.shape(layer);
+    QKV_RETURN_IF_ERROR(CheckLayer(*card->card, layer));
+    const qkvshare::LayerShape& inner = card->card->shape(layer);
     *shape = {inner.kv_heads, inner.key_dim, inner.value_dim};
     return {};
   });
@@ -158,13 +159,13 @@ qkv_status qkv_card_get_token_bits(const qkv_card* card, size_t layer, qkv_side 
                                    qkv_error* error) {
   return api::Call(error, [&]() -> Status {
     QKV_RETURN_IF_ERROR(api::CheckNotNull({{"card", card}, {"bits", bits}}));
-    QKV_RETURN_IF_ERROR(CheckLayer(card->card, layer));
+    QKV_RETURN_IF_ERROR(CheckLayer(*card->card, layer));
     QKV_ASSIGN_OR_RETURN(const Side which, SideOf(side));
-    if (bit_count != card->card.tokens()) {
+    if (bit_count != card->card->tokens()) {
       return {StatusCode::kInvalidArgument,
-              "bit_count: the card has " + std::to_string(card->card.tokens()) + " tokens"};
+              "bit_count: the card has " + std::to_string(card->card->tokens()) + " tokens"};
     }
-    const qkvshare::BitPlan& plan = card->card.plan();
+    const qkvshare::BitPlan& plan = card->card->plan();
     const std::vector<int> bits_of_level = plan.SideBitsOf(layer, which);
     for (size_t token = 0; token < bit_count; ++token) {
       bits[token] = static_cast<uint8_t>(bits_of_level[plan.level_of_token[token]]);
@@ -177,18 +178,47 @@ qkv_status qkv_card_unpack(const qkv_card* card, size_t layer, qkv_side side, si
                            void* rows, size_t row_bytes, qkv_error* error) {
   return api::Call(error, [&]() -> Status {
     QKV_RETURN_IF_ERROR(api::CheckNotNull({{"card", card}, {"rows", rows}}));
-    return Unpack(card->card, layer, side, token_count, dtype, rows, row_bytes);
+    return Unpack(*card->card, layer, side, token_count, dtype, rows, row_bytes);
   });
 }
 
 qkv_status qkv_session_restore(qkv_session* session, const qkv_card* card, size_t token_count, qkv_error* error) {
   return api::Call(error, [&]() -> Status {
     QKV_RETURN_IF_ERROR(api::CheckNotNull({{"session", session}, {"card", card}}));
-    const size_t tokens = token_count == 0 ? card->card.tokens() : token_count;
+    const size_t tokens = token_count == 0 ? card->card->tokens() : token_count;
     qkvshare::RestoreTimes times;
-    Status status = RestoreCard(card->card, tokens, session->session.get(), &times);
+    Status status = RestoreCard(*card->card, tokens, session->session.get(), &times);
     const size_t held = session->session->tokens().size();
     session->restored = status.ok() ? held : std::min(session->restored, held);  // a failed injection empties it
     return status;
+  });
+}
+
+qkv_status qkv_session_inject(qkv_session* session, const qkv_card* const* cards, size_t card_count, size_t token_count,
+                              qkv_inject mode, qkv_injection* injection, size_t injection_size, qkv_error* error) {
+  return api::Call(error, [&]() -> Status {
+    QKV_RETURN_IF_ERROR(api::CheckNotNull({{"session", session}, {"cards", cards}}));
+    QKV_ASSIGN_OR_RETURN(const qkvshare::InjectMode way, api::InjectModeOf(mode));
+    std::vector<std::shared_ptr<const Card>> list;
+    for (const qkv_card* card : std::span(cards, card_count)) {
+      QKV_RETURN_IF_ERROR(api::CheckNotNull({{"a card of cards", card}}));
+      list.push_back(card->card);
+    }
+    QKV_ASSIGN_OR_RETURN(std::vector<qkvshare::CardPart> parts, qkvshare::PlaceCards(list));
+    const size_t all = parts.back().end();
+    if (token_count > all) {
+      return {StatusCode::kInvalidArgument, "token_count: the cards have " + std::to_string(all) + " tokens"};
+    }
+    if (token_count > 0) parts = FirstTokens(std::move(parts), token_count);
+    Session& inner = *session->session;
+    const Result<qkvshare::Injection> done = InjectCards(parts, way, &inner);
+    const size_t held = inner.tokens().size();
+    if (!done) {
+      session->restored = std::min(session->restored, held);  // a failed injection empties it
+      return done.status();
+    }
+    session->restored = done->mode == qkvshare::InjectMode::kRestore ? held : 0;
+    api::GiveInjection(*done, held, &session->inject_reason, injection, injection_size);
+    return {};
   });
 }

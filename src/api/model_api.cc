@@ -25,17 +25,21 @@ Status Load(const char* path, const qkv_model_options* given, qkv_model** model)
     };
   }
   QKV_ASSIGN_OR_RETURN(const std::string file, qkvshare::ResolveModel(path));
-  QKV_ASSIGN_OR_RETURN(std::shared_ptr<const qkvshare::Model> loaded, qkvshare::Model::Load(file, load));
-  auto handle = std::make_unique<qkv_model>();
-  handle->name = loaded->name();
-  handle->architecture = loaded->architecture();
-  handle->fingerprint = qkvshare::ToHex(loaded->fingerprint());
-  handle->model = std::move(loaded);
-  *model = handle.release();
-  return {};
+  return api::GiveModel(qkvshare::Model::Load(file, load), model);
 }
 
 }  // namespace
+
+Status api::GiveModel(qkvshare::Result<std::unique_ptr<qkvshare::Model>> loaded, qkv_model** model) {
+  if (!loaded) return loaded.status();
+  auto handle = std::make_unique<qkv_model>();
+  handle->model = *std::move(loaded);
+  handle->name = handle->model->name();
+  handle->architecture = handle->model->architecture();
+  handle->fingerprint = qkvshare::ToHex(handle->model->fingerprint());
+  *model = handle.release();
+  return {};
+}
 
 qkv_status qkv_model_options_default(qkv_model_options* options, size_t struct_size) {
   return api::SetDefaults(qkv_model_options{}, options, struct_size);

@@ -1,4 +1,5 @@
-// Packing what a session holds.
+// Packing what a session, or a sequence of a context, holds.
+#include <algorithm>
 #include <memory>
 #include <span>
 #include <string>
@@ -13,6 +14,7 @@
 
 namespace api = qkvshare::api;
 using qkvshare::PackOptions;
+using qkvshare::PackSource;
 using qkvshare::Result;
 using qkvshare::Session;
 using qkvshare::Status;
@@ -63,57 +65,86 @@ Status ReadPolicy(const qkv_pack_options& options, PackOptions* pack) {
   return qkvshare::CheckGivenOptions(*pack, given);
 }
 
+// Of segments over all tokens of a context, what is of those after the first `count`.
+std::vector<qkvshare::Segment> WithoutFirst(std::vector<qkvshare::Segment> segments, uint32_t count) {
+  std::erase_if(segments, [&](const auto& segment) { return segment.first_token + segment.tokens <= count; });
+  for (qkvshare::Segment& segment : segments) {
+    const uint32_t end = segment.first_token + segment.tokens;
+    segment.first_token = std::max(segment.first_token, count) - count;
+    segment.tokens = end - count - segment.first_token;
+  }
+  return segments;
+}
+
 // What is known of the tokens and of those who will use them.
-Status ReadContext(const qkv_session& handle, const qkv_pack_options& options, PackOptions* pack) {
-  const std::vector<int32_t>& tokens = handle.session->tokens();
+Status ReadContext(const PackSource& source, const qkv_pack_options& options, PackOptions* pack) {
+  const std::vector<qkvshare::PlacedCard>& cards = source.context.cards(source.sequence);
+  std::vector<int32_t> tokens = TokensOf(PartsOf(cards));
+  const auto attached = static_cast<uint32_t>(tokens.size());
+  tokens.insert(tokens.end(), source.tokens.begin(), source.tokens.end());
   if (options.messages != nullptr) {
     QKV_RETURN_IF_ERROR(api::CheckMessages(options.messages, options.message_count));
-    pack->segments =
-        SegmentsOf(*handle.model, api::Messages(options.messages, options.message_count), tokens, pack->sender);
+    const auto messages = api::Messages(options.messages, options.message_count);
+    pack->segments = WithoutFirst(SegmentsOf(source.context.model(), messages, tokens, pack->sender), attached);
   }
   for (const qkv_reader& reader : std::span(options.readers, options.reader_count)) {
     std::vector<std::string> roles;
     if (reader.role != nullptr) roles.emplace_back(reader.role);
     QKV_RETURN_IF_ERROR(
-        AddReader({reader.agent, reader.distance}, roles, pack->sender, tokens.size(), &pack->segments));
+        AddReader({reader.agent, reader.distance}, roles, pack->sender, source.tokens.size(), &pack->segments));
+  }
+  if (options.anchor_card_count > 0 && attached > 0) {
+    return {StatusCode::kUnsupported, "anchor_cards: not for tokens that follow attached cards"};
   }
   for (size_t i = 0; i < options.anchor_card_count; ++i) {
     const std::string name = "anchor_cards[" + std::to_string(i) + "]";
-    QKV_RETURN_IF_ERROR(AddAnchors(options.anchor_cards[i]->card, name, tokens, &pack->anchors));
+    QKV_RETURN_IF_ERROR(AddAnchors(*options.anchor_cards[i]->card, name, tokens, &pack->anchors));
   }
   return {};
 }
 
-Result<qkvshare::PackedCard> Pack(const qkv_session* handle, const qkv_pack_options* given) {
+Result<qkvshare::PackedCard> PackSession(const qkv_session* handle, const qkv_pack_options* options) {
+  const Session& session = *handle->session;
+  const std::span tokens(session.tokens());
+  const PackSource source{session.card_context(), tokens.subspan(session.attached()), &session.window()};
+  return api::Pack(source, handle->restored > 0, options);
+}
+
+}  // namespace
+
+namespace qkvshare::api {
+
+Result<PackedCard> Pack(const PackSource& source, bool restored, const qkv_pack_options* given) {
   qkv_pack_options options;
   qkv_pack_options_default(&options, sizeof options);
-  QKV_RETURN_IF_ERROR(api::ReadOptions(given, &options));
-  QKV_RETURN_IF_ERROR(api::CheckNotNull({{"agent", options.agent}}));
-  QKV_RETURN_IF_ERROR(qkvshare::CheckUtf8(options.agent));
+  QKV_RETURN_IF_ERROR(ReadOptions(given, &options));
+  QKV_RETURN_IF_ERROR(CheckNotNull({{"agent", options.agent}}));
+  QKV_RETURN_IF_ERROR(CheckUtf8(options.agent));
   QKV_RETURN_IF_ERROR(CheckArrays(options));
-  const Session& session = *handle->session;
-  if (handle->restored > 0) {
+  if (restored) {
     return Status(StatusCode::kUnsupported,
-                  "the session holds tokens of a card, and what a card holds must not be quantized twice");
+                  "there are restored tokens of a card, and what a card holds must not be quantized twice");
   }
-  if (session.tokens().empty()) {
-    return Status(StatusCode::kInvalidArgument, "the session is empty: there is nothing to pack");
+  if (source.tokens.empty()) {
+    const bool has_cards = source.context.end(source.sequence) > 0;
+    return Status(StatusCode::kInvalidArgument, has_cards ? "there are no tokens after the cards: nothing to pack"
+                                                          : "the session is empty: there is nothing to pack");
   }
   PackOptions pack;
   pack.sender = options.agent;
   QKV_RETURN_IF_ERROR(ReadPolicy(options, &pack));
   if (options.profile != nullptr) {
-    QKV_ASSIGN_OR_RETURN(qkvshare::StaticProfile profile, qkvshare::OpenStaticProfile(options.profile));
-    pack.profile = std::make_shared<const qkvshare::StaticProfile>(std::move(profile));
+    QKV_ASSIGN_OR_RETURN(StaticProfile profile, OpenStaticProfile(options.profile));
+    pack.profile = std::make_shared<const StaticProfile>(std::move(profile));
   }
   QKV_ASSIGN_OR_RETURN(pack.layers,
-                       qkvshare::ParseLayerBits(TextOr(options.layer_bits, ""), session.state_layout().shapes.size()));
-  QKV_RETURN_IF_ERROR(ReadContext(*handle, options, &pack));
-  qkvshare::PackTimes times;
-  return PackSession(session, pack, &times);
+                       ParseLayerBits(TextOr(options.layer_bits, ""), source.context.facts().layout.shapes.size()));
+  QKV_RETURN_IF_ERROR(ReadContext(source, options, &pack));
+  PackTimes times;
+  return PackTokens(source, pack, &times);
 }
 
-}  // namespace
+}  // namespace qkvshare::api
 
 qkv_status qkv_pack_options_default(qkv_pack_options* options, size_t struct_size) {
   const PackOptions defaults;
@@ -133,7 +164,7 @@ qkv_status qkv_session_pack_file(const qkv_session* session, const qkv_pack_opti
   return api::Call(error, [&]() -> Status {
     QKV_RETURN_IF_ERROR(api::CheckNotNull({{"session", session}, {"path", path}}));
     QKV_RETURN_IF_ERROR(qkvshare::CheckReplaceableCard(path));
-    QKV_ASSIGN_OR_RETURN(const qkvshare::PackedCard card, Pack(session, options));
+    QKV_ASSIGN_OR_RETURN(const qkvshare::PackedCard card, PackSession(session, options));
     return card.Write(path);
   });
 }
@@ -142,7 +173,7 @@ qkv_status qkv_session_pack_memory(const qkv_session* session, const qkv_pack_op
                                    size_t* card_bytes, qkv_error* error) {
   return api::Call(error, [&]() -> Status {
     QKV_RETURN_IF_ERROR(api::CheckNotNull({{"session", session}, {"card", card}, {"card_bytes", card_bytes}}));
-    QKV_ASSIGN_OR_RETURN(const qkvshare::PackedCard packed, Pack(session, options));
+    QKV_ASSIGN_OR_RETURN(const qkvshare::PackedCard packed, PackSession(session, options));
     api::Owned<uint8_t>(packed.Bytes()).Give(card, card_bytes);
     return {};
   });

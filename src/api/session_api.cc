@@ -48,6 +48,8 @@ Status Create(const qkv_model* model, const qkv_session_options* given, qkv_sess
   QKV_ASSIGN_OR_RETURN(create.cache_type_k, qkvshare::CacheTypeFromName(options.cache_type_k));
   QKV_ASSIGN_OR_RETURN(create.cache_type_v, qkvshare::CacheTypeFromName(options.cache_type_v));
   create.flash_attention = options.flash_attention;
+  create.fused = options.fused;
+  create.card_tokens = options.card_tokens;
   auto handle = std::make_unique<qkv_session>();
   handle->model = model->model;
   QKV_ASSIGN_OR_RETURN(handle->session, Session::Create(*model->model, create));
@@ -141,6 +143,8 @@ qkv_status qkv_session_options_default(qkv_session_options* options, size_t stru
   value.cache_type_k = CacheTypeName(defaults.cache_type_k);
   value.cache_type_v = CacheTypeName(defaults.cache_type_v);
   value.flash_attention = defaults.flash_attention;
+  value.fused = defaults.fused;
+  value.card_tokens = defaults.card_tokens;
   return api::SetDefaults(value, options, struct_size);
 }
 
@@ -164,6 +168,9 @@ qkv_status qkv_session_get_info(const qkv_session* session, qkv_session_info* in
     value.cache_type_k = CacheTypeName(inner.cache_type_k());
     value.cache_type_v = CacheTypeName(inner.cache_type_v());
     value.flash_attention = inner.flash_attention();
+    value.attached_tokens = inner.attached();
+    value.fused = inner.fused().ok();
+    value.fused_reason = inner.fused().message().c_str();
     api::CopyOut(value, info, info_size);
     return {};
   });

@@ -139,6 +139,16 @@ std::vector<std::string> ModelFiles(const gguf_context* gguf, const std::string&
 
 }  // namespace
 
+Result<uint64_t> TensorBytes(const std::string& path) {
+  QKV_ASSIGN_OR_RETURN(const Gguf first, OpenGguf(path));
+  uint64_t bytes = 0;
+  for (const std::string& file : ModelFiles(first.meta.get(), path)) {
+    QKV_ASSIGN_OR_RETURN(const Gguf gguf, OpenGguf(file));
+    for (int64_t i = 0; i < gguf_get_n_tensors(gguf.meta.get()); ++i) bytes += gguf_get_tensor_size(gguf.meta.get(), i);
+  }
+  return bytes;
+}
+
 Result<Digest> FingerprintModel(const std::string& path) {
   QKV_ASSIGN_OR_RETURN(const Gguf first, OpenGguf(path));
   Blake2bHasher hasher;

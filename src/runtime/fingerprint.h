@@ -1,6 +1,7 @@
 // Identity of a model file: what a card is pinned to.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "base/hash.h"
@@ -13,5 +14,8 @@ namespace qkvshare {
 // The tensor data's digest is kept in the cache folder under device, inode, size and modification time, so that it is
 // computed once a file (about 1 s a GB). kCorrupt, kIo, kNotFound.
 Result<Digest> FingerprintModel(const std::string& path);
+
+// Bytes of all its tensors, as llama_model_size has them. The same errors.
+Result<uint64_t> TensorBytes(const std::string& path);
 
 }  // namespace qkvshare

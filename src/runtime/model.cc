@@ -31,18 +31,20 @@ std::string Obstacle(const llama_model* model) {
   return "";
 }
 
+Status CheckFile(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error)) {
+    return {StatusCode::kNotFound, "no model file at " + path + "; see `qkvshare models list` for models by name"};
+  }
+  if (access(path.c_str(), R_OK) == 0) return {};
+  return {StatusCode::kIo, fmt::format("cannot read {}: {}", path, std::generic_category().message(errno))};
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Model>> Model::Load(const std::string& path, const ModelOptions& options) {
   InitBackend();
-  std::error_code error;
-  if (!std::filesystem::is_regular_file(path, error)) {
-    return Status(StatusCode::kNotFound,
-                  "no model file at " + path + "; see `qkvshare models list` for models by name");
-  }
-  if (access(path.c_str(), R_OK) != 0) {
-    return Status(StatusCode::kIo, fmt::format("cannot read {}: {}", path, std::generic_category().message(errno)));
-  }
+  QKV_RETURN_IF_ERROR(CheckFile(path));
   llama_model_params params = llama_model_default_params();
   params.n_gpu_layers = options.gpu_layers;
   bool cancelled = false;
@@ -65,16 +67,36 @@ Result<std::unique_ptr<Model>> Model::Load(const std::string& path, const ModelO
     if (cancelled) return Status(StatusCode::kCancelled, "loading was cancelled");
     if (model->model_ == nullptr)
       return Status(StatusCode::kCorrupt, "cannot load the model " + path + LlamaErrorSuffix());
-    if (const std::string obstacle = Obstacle(model->model_); !obstacle.empty()) {
-      return Status(StatusCode::kUnsupported, fmt::format("{} (architecture {}) cannot be handed over yet: {}", path,
-                                                          model->architecture(), obstacle));
-    }
   } catch (const std::exception& e) {
     return Status(StatusCode::kCorrupt, fmt::format("cannot load the model {}: {}", path, e.what()));
   }
-  model->LoadTemplates();
-  QKV_ASSIGN_OR_RETURN(model->fingerprint_, FingerprintModel(path));
+  QKV_RETURN_IF_ERROR(model->Identify(path));
   return model;
+}
+
+Result<std::unique_ptr<Model>> Model::Borrow(llama_model* borrowed, const std::string& path) {
+  QKV_RETURN_IF_ERROR(CheckFile(path));
+  QKV_ASSIGN_OR_RETURN(const uint64_t bytes, TensorBytes(path));
+  if (bytes != llama_model_size(borrowed)) {
+    return Status(StatusCode::kMismatch, fmt::format("the model was not loaded from {}: it has {} bytes of tensors, "
+                                                     "the file {}",
+                                                     path, llama_model_size(borrowed), bytes));
+  }
+  std::unique_ptr<Model> model(new Model());
+  model->model_ = borrowed;
+  model->borrowed_ = true;
+  QKV_RETURN_IF_ERROR(model->Identify(path));
+  return model;
+}
+
+Status Model::Identify(const std::string& path) {
+  if (const std::string obstacle = Obstacle(model_); !obstacle.empty()) {
+    return {StatusCode::kUnsupported,
+            fmt::format("{} (architecture {}) cannot be handed over yet: {}", path, architecture(), obstacle)};
+  }
+  LoadTemplates();
+  QKV_ASSIGN_OR_RETURN(fingerprint_, FingerprintModel(path));
+  return {};
 }
 
 // A model is of use without them: what is wrong is said where a template is asked for.
@@ -91,7 +113,7 @@ void Model::LoadTemplates() {
 
 Model::~Model() {
   templates_.reset();
-  if (model_ != nullptr) llama_model_free(model_);
+  if (model_ != nullptr && !borrowed_) llama_model_free(model_);
 }
 
 const llama_vocab* Model::vocab() const { return llama_model_get_vocab(model_); }

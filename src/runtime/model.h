@@ -38,6 +38,9 @@ class Model {
   // kNotFound, kCorrupt (not a model that llama.cpp can read), kUnsupported (recurrent, hybrid, encoder and multi-axis
   // RoPE models: their cache is more than one row a token), kCancelled.
   static Result<std::unique_ptr<Model>> Load(const std::string& path, const ModelOptions& options);
+  // A model that somebody else has loaded, from the GGUF at `path`, and that must stay loaded. kNotFound, kIo,
+  // kCorrupt, kMismatch (another file than that), kUnsupported as Load.
+  static Result<std::unique_ptr<Model>> Borrow(llama_model* model, const std::string& path);
   ~Model();
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
@@ -75,11 +78,13 @@ class Model {
 
  private:
   Model() = default;
+  Status Identify(const std::string& path);
   void LoadTemplates();
   std::string Meta(const char* key) const;
   std::string Bytes(int32_t token, bool special) const;
 
   llama_model* model_ = nullptr;
+  bool borrowed_ = false;
   std::unique_ptr<common_chat_templates, void (*)(common_chat_templates*)> templates_{nullptr, nullptr};
   std::string template_problem_;  // why templates_ is empty
   Digest fingerprint_{};
