@@ -54,9 +54,11 @@ class InstallTest(unittest.TestCase):
                   f"{lib}/pkgconfig/qkvshare.pc", f"{lib}/cmake/qkvshare/qkvshareConfig.cmake",
                   *(f"share/doc/qkvshare/{name}"
                     for name in ("LICENSE", "card_format.md", "policies.md", "profile_format.md")),
-                  *(f"include/qkvshare/{name}" for name in ("qkvshare.h", "qkvshare.hpp", "status.h", "version.h"))}
+                  *(f"include/qkvshare/{name}" for name in ("qkvshare.h", "qkvshare.hpp", "llama.h", "llama.hpp", "status.h",
+                                                             "version.h"))}
         if CACHE.get("QKV_LLAMA_DIR"):
-            wanted |= {f"{lib}/qkvshare/libllama.so.0", "share/doc/qkvshare/llama.cpp/LICENSE"}
+            wanted |= {f"{lib}/qkvshare/libllama.so.0", "include/qkvshare/llama.cpp/llama.h",
+                       "share/doc/qkvshare/llama.cpp/LICENSE"}
         self.assertLessEqual(wanted, names)
         self.assertEqual([name for name in names if re.search(r"test|\.cc$|\.a$", name)], [])
         self.assertIn(f"qkvshare {version} ", run(self.prefix / "bin/qkvshare", "--version"))
@@ -64,8 +66,9 @@ class InstallTest(unittest.TestCase):
     def test_only_the_c_api_is_exported(self):
         library = self.prefix / self.lib / "libqkvshare.so"
         symbols = {line.split()[-1] for line in run("nm", "-D", "--defined-only", library).splitlines()}
-        declared = set(re.findall(r"\b(qkv_\w+)\(", (self.prefix / "include/qkvshare/qkvshare.h").read_text()))
-        self.assertEqual(symbols, {name for name in declared if not name.endswith("_")})
+        headers = [self.prefix / "include" / "qkvshare" / name for name in ("qkvshare.h", "llama.h")]
+        declared = set(re.findall(r"^QKV_API .*\b(qkv_\w+)\(", "".join(header.read_text() for header in headers), re.M))
+        self.assertEqual(symbols, declared)
         self.assertRegex(run("readelf", "-d", library), r"SONAME.*\[libqkvshare\.so\.\d+\.\d+\]")
 
     @unittest.skipUnless(CACHE.get("QKV_LLAMA_DIR"), "an installed llama.cpp is found by its path")
@@ -83,23 +86,36 @@ class InstallTest(unittest.TestCase):
                     for folder in folders.split(":"):
                         self.assertTrue(folder.startswith("$ORIGIN"), f"{path}: {folder}")
 
+    def build_example(self, name, prefix, place):
+        """The program that is built against the prefix, as users would."""
+        shutil.copytree(ROOT / "examples" / name, place / name)
+        build = place / f"{name}_build"
+        run("cmake", "-S", place / name, "-B", build, "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={prefix}",
+            f"-DCMAKE_CXX_COMPILER={CACHE['CMAKE_CXX_COMPILER']}", "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Wpedantic -Werror")
+        run("cmake", "--build", build)
+        return build / name
+
     def check_use(self, prefix, place):
         """Builds the examples against the prefix, and uses them and the program."""
         lib = prefix / self.lib
-        source = place / "source"
-        shutil.copytree(ROOT / "examples" / "handover", source)
-        run("cmake", "-S", source, "-B", place / "build", "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={prefix}",
-            f"-DCMAKE_CXX_COMPILER={CACHE['CMAKE_CXX_COMPILER']}", "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Wpedantic -Werror")
-        run("cmake", "--build", place / "build")
-        handover = place / "build" / "handover"
+        handover = self.build_example("handover", prefix, place)
         model, text, card = self.folder / "model.gguf", self.folder / "text.txt", place / "a.card"
         answer = run(handover, model, text, "Where is the cat?", card)
         self.assertEqual(answer, run(handover, model, text, "Where is the cat?", card))
 
+        attend = self.build_example("attend", prefix, place)
+        done = subprocess.run([attend, model, card, "Where is the cat?"], capture_output=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertRegex(done.stderr, rb"\d+ tokens of a card, fused: the self-test passed\n")
+        self.assertGreater(len(done.stdout), 1)
+        missing = subprocess.run([attend, model, text, "Where?"], capture_output=True, check=False)
+        self.assertEqual(missing.returncode, 1)
+        self.assertRegex(missing.stderr, rb"error: .+\n\Z")
+
         flags = run("pkg-config", "--cflags", "--libs", "qkvshare", PKG_CONFIG_PATH=str(lib / "pkgconfig")).split()
         self.assertIn(f"-L{lib}", [os.path.normpath(flag) for flag in flags])
         facts = place / "card_facts"
-        run("cc", "-std=c11", "-pedantic", "-Wall", "-Wextra", "-Werror", source / "card_facts.c", *flags,
+        run("cc", "-std=c11", "-pedantic", "-Wall", "-Wextra", "-Werror", place / "handover" / "card_facts.c", *flags,
             f"-Wl,-rpath,{lib}", "-o", facts)
         self.assertRegex(run(facts, card), r"\Acard [0-9a-f]{12} of tiny random model by A\n\d+ tokens, 2 layers of 2 KV ")
         self.assertIn(": valid", run(prefix / "bin" / "qkvshare", "verify", card))

@@ -76,7 +76,7 @@ typedef struct qkv_placed_card {
  * cannot be attached, for QKV_INJECT_FUSED; a card that cannot be moved to its place), QKV_CORRUPT. injection may be
  * NULL.
  *
- * While cards are attached all decoding goes through qkv_attention_decode: llama_decode itself computes NaN then. */
+ * While cards are attached all decoding goes through qkv_attention_decode: logits of llama_decode itself are NaN. */
 QKV_API qkv_status qkv_attention_inject(qkv_attention* attention, int32_t sequence, const qkv_placed_card* cards,
                                         size_t card_count, qkv_inject mode, qkv_injection* injection,
                                         size_t injection_size, qkv_error* error);
@@ -87,7 +87,7 @@ QKV_API qkv_status qkv_attention_detach(qkv_attention* attention, int32_t sequen
 /* llama_decode over the attached cards; without any it is llama_decode. result: what that returned, or -1 where it was
  * not called; may be NULL. Positions and sequences may be left out of the batch, as for llama_decode: positions then
  * follow the cards. QKV_INVALID_ARGUMENT before anything is decoded: more than n_ubatch tokens, a token before the end
- * of its sequence's cards, a token of several sequences of which one has cards; and once after llama_decode was called
+ * of its sequence's cards, a token of several sequences of which one has cards; and after llama_decode was called
  * while cards were attached. QKV_OUT_OF_RANGE (the context is full), QKV_CANCELLED, QKV_UNSUPPORTED and QKV_INTERNAL
  * (attention did not go over the cards: the batch's tokens are not kept). */
 QKV_API qkv_status qkv_attention_decode(qkv_attention* attention, const struct llama_batch* batch, int32_t* result,

@@ -74,8 +74,8 @@ class CardContext {
   // Tokens before which all attached cards of the sequence end.
   uint32_t end(int sequence) const;
 
-  // llama_decode, over the cards of each token's sequence (FusedContext::Decode). While any card is attached,
-  // llama_decode itself computes NaN, and the next call here fails with kInvalidArgument, once. result: llama_decode's.
+  // llama_decode, over the cards of each token's sequence (FusedContext::Decode). While any card is attached, logits of
+  // llama_decode itself are NaN, and the next call here fails with kInvalidArgument. result: llama_decode's.
   Status Decode(const llama_batch& batch, int32_t* result);
 
   // Whether the sequence has no rows; cards may be attached.

@@ -213,12 +213,15 @@ std::unique_ptr<AttentionRun> FusedAttention::MakeRun(ggml_tensor* node, int lay
 }
 
 void FusedAttention::Compute(ggml_tensor* node, int thread, int /*threads*/, void* self) {
-  const Node& ours = static_cast<FusedAttention*>(self)->nodes_.at(node);
+  const auto* attention = static_cast<FusedAttention*>(self);
+  const Node& ours = attention->nodes_.at(node);
   if (ours.run != nullptr) return ours.run->Run(thread);
-  // What comes of it must not look like logits.
-  if (thread == 0) {
-    std::fill_n(static_cast<float*>(node->data), ggml_nelements(node), std::numeric_limits<float>::quiet_NaN());
-  }
+  if (thread != 0) return;
+  // What comes of it must not look like logits. But NaN must not get into the cache: removed rows stay there, masked,
+  // and 0 * NaN is NaN. No row comes of the last layer's attention.
+  const bool last = CacheLayer(node->src[1], Side::kKeys) + 1 == static_cast<int>(attention->layers_.size());
+  std::fill_n(static_cast<float*>(node->data), ggml_nelements(node),
+              last ? std::numeric_limits<float>::quiet_NaN() : 0.0f);
 }
 
 }  // namespace qkvshare

@@ -52,7 +52,7 @@ class FusedAttention {
   // kUnsupported; kInternal where llama.cpp's graph is not of this call.
   Status End();
 
-  // Whether the context has cards, so that attention outside of Begin and End would not be what it seems: it computes
+  // Whether the context has cards, so that attention outside of Begin and End would not be what it seems: logits become
   // NaN then.
   void SetGuard(bool on) { guarded_ = on; }
   // Whether that has happened since the last call.
@@ -69,7 +69,7 @@ class FusedAttention {
   struct Node {
     int32_t op = 0;
     Params params{};
-    std::unique_ptr<AttentionRun> run;  // null: computes NaN
+    std::unique_ptr<AttentionRun> run;  // null: its call's logits become NaN
   };
 
   static void Compute(ggml_tensor* node, int thread, int threads, void* self);

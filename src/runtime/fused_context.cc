@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <string>
 #include <tuple>
 
 #include "llama.h"
@@ -82,6 +83,7 @@ Status FusedContext::Attach(int sequence, std::vector<PlacedCard> cards) {
   const auto index = static_cast<size_t>(sequence);
   if (cards_.size() <= index) cards_.resize(index + 1);
   cards_[index] = std::move(cards);
+  decoded_[sequence] = static_cast<int32_t>(end);
   attention_.SetGuard(HasCards());
   return {};
 }
@@ -142,12 +144,25 @@ Result<FusedCall> FusedContext::CallOf(const llama_batch& batch, uint32_t most_t
   return call;
 }
 
-Status FusedContext::Decode(llama_context* context, const llama_batch& given, int32_t* result) {
-  if (attention_.TakeStray()) {
+// Reports a call of llama_decode at least once, and as long as tokens are there that it decoded without their cards.
+Status FusedContext::CheckStray(llama_context* context) {
+  const bool is_new = attention_.TakeStray();
+  stray_ = stray_ || is_new;
+  if (!stray_) return {};
+  const std::string what = "llama_decode was called while cards are attached, and its logits are NaN: ";
+  for (const auto& [sequence, end] : decoded_) {
+    if (cards(sequence).empty() || llama_memory_seq_pos_max(llama_get_memory(context), sequence) < end) continue;
     return {StatusCode::kInvalidArgument,
-            "llama_decode was called while cards are attached, and computed NaN: remove what it decoded from the "
-            "context (llama_memory_seq_rm), and decode through this function"};
+            fmt::format("{}remove the tokens of sequence {} from position {} on (llama_memory_seq_rm), and decode them "
+                        "through this function",
+                        what, sequence, end)};
   }
+  stray_ = false;
+  return is_new ? Status(StatusCode::kInvalidArgument, what + "decode through this function") : Status();
+}
+
+Status FusedContext::Decode(llama_context* context, const llama_batch& given, int32_t* result) {
+  QKV_RETURN_IF_ERROR(CheckStray(context));
   const WholeBatch whole(given, [&](int sequence) -> llama_pos {
     if (sequence < 0 || static_cast<uint32_t>(sequence) >= llama_n_seq_max(context)) return 0;
     const llama_pos last = llama_memory_seq_pos_max(llama_get_memory(context), sequence);
@@ -164,6 +179,11 @@ Status FusedContext::Decode(llama_context* context, const llama_batch& given, in
     throw;
   }
   const Status status = attention_.End();
+  if (*result == 0 && status.ok()) {
+    for (int32_t i = 0; i < batch.n_tokens; ++i) {
+      if (!cards(batch.seq_id[i][0]).empty()) decoded_[batch.seq_id[i][0]] = batch.pos[i] + 1;
+    }
+  }
   if (*result != 0 || status.ok()) return {};
   for (int32_t i = 0; i < batch.n_tokens; ++i)
     llama_memory_seq_rm(llama_get_memory(context), batch.seq_id[i][0], batch.pos[i], -1);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -35,18 +36,21 @@ class FusedContext {
 
   // llama_decode over the cards of each token's sequence; what the batch leaves out is as llama.cpp has it (sequence 0,
   // the next positions). With cards at most the context's n_ubatch tokens, each of one sequence and after its cards:
-  // else kInvalidArgument, before anything is decoded; so too, once, after a call of llama_decode that knew nothing of
-  // the cards. result: llama_decode's. Errors of End: kUnsupported or kInternal, after the call's tokens have been
-  // removed from the context.
+  // else kInvalidArgument, before anything is decoded; so too after a call of llama_decode that knew nothing of the
+  // cards, until what it decoded has been removed from sequences with cards. result: llama_decode's. Errors of End:
+  // kUnsupported or kInternal, after the call's tokens have been removed from the context.
   Status Decode(llama_context* context, const llama_batch& batch, int32_t* result);
 
  private:
   FusedContext(const Kernels& kernels, const AttendKernels& attend) : attention_(kernels, attend) {}
   Result<FusedCall> CallOf(const llama_batch& batch, uint32_t most_tokens) const;
   bool HasCards() const;
+  Status CheckStray(llama_context* context);
 
   FusedAttention attention_;
   std::vector<std::vector<PlacedCard>> cards_;  // of each sequence
+  std::map<int, int32_t> decoded_;              // of sequences with cards: position after the last token decoded here
+  bool stray_ = false;                          // since the context has decoded without this one
 };
 
 }  // namespace qkvshare

@@ -30,19 +30,13 @@ inline float FloatParam(const ggml_tensor* node, int i) {
   return x;
 }
 
-// What a view is of.
-inline const ggml_tensor* RootOf(const ggml_tensor* tensor) {
-  while (tensor->view_src != nullptr) tensor = tensor->view_src;
-  return tensor;
-}
-
 // The layer whose cache this tensor is a view of: llama.cpp names them cache_k_l<layer> and cache_v_l<layer>. -1 where
 // it is not one.
 inline int CacheLayer(const ggml_tensor* tensor, Side side) {
   const std::string_view prefix = side == Side::kKeys ? "cache_k_l" : "cache_v_l";
-  const char* text = RootOf(tensor)->name;
-  const std::string_view name = text;
-  return name.starts_with(prefix) ? std::atoi(text + prefix.size()) : -1;
+  while (tensor->view_src != nullptr) tensor = tensor->view_src;
+  const std::string_view name = tensor->name;
+  return name.starts_with(prefix) ? std::atoi(tensor->name + prefix.size()) : -1;
 }
 
 // Whether the tensor that a product multiplies by is no weight of the model but an input of the graph.

@@ -61,6 +61,13 @@ uint32_t VisibleCells(const ggml_tensor* mask) {
   return visible;
 }
 
+// The cache that attention reads through views, and a cast where it is of type F32.
+const ggml_tensor* CacheOf(const ggml_tensor* tensor) {
+  while (tensor->view_src != nullptr || tensor->src[0] != nullptr)
+    tensor = tensor->view_src != nullptr ? tensor->view_src : tensor->src[0];
+  return tensor;
+}
+
 }  // namespace
 
 bool GraphProbe::Callback(ggml_tensor* tensor, bool ask, void* self) {
@@ -168,7 +175,7 @@ void GraphProbe::AddLayer(const ggml_tensor* q, const ggml_tensor* k, size_t val
   if (CacheLayer(k, Side::kKeys) != static_cast<int>(layers_.size()))
     return Refuse("is not over one cache a layer, in order");
   if (q->ne[3] != 1) return Refuse("runs over several streams");
-  const ggml_tensor* cache = RootOf(k);
+  const ggml_tensor* cache = CacheOf(k);
   if (cache->ne[2] != 1) return Refuse("is over a cache of several streams: make the context with kv_unified = true");
   Layer& layer = layers_.emplace_back();
   layer.key_type = cache->type;
@@ -180,7 +187,7 @@ void GraphProbe::AddLayer(const ggml_tensor* q, const ggml_tensor* k, size_t val
 }
 
 void GraphProbe::AddValues(const ggml_tensor* v) {
-  if (!layers_.empty()) layers_.back().value_type = RootOf(v)->type;
+  if (!layers_.empty()) layers_.back().value_type = CacheOf(v)->type;
 }
 
 // What came since the last layer's attention belongs to this one.
