@@ -1,5 +1,5 @@
 # Each target does its own set-up (tools/setup.sh). Build folders: build/<preset>.
-.PHONY: all demo test check install neon asan ubsan tsan fuzz bench format tidy clean
+.PHONY: all demo test check install neon asan ubsan tsan fuzz bench bench-quick bench-kernels format tidy clean
 
 all:
 	@tools/build.sh release
@@ -27,9 +27,20 @@ fuzz:
 	@tools/build.sh fuzz
 	@tools/fuzz.sh
 
-bench:
+# Kernels, then receivers of cards against llama.cpp's own caches: hours. Results in docs/results/.
+bench: all
 	@tools/build.sh release bench
-	@tools/bench.sh
+	@tools/bench.sh kernels
+	@tools/bench.sh speed
+
+# Receivers of cards at a small depth: minutes.
+bench-quick: all
+	@tools/bench.sh quick
+
+# The kernels alone.
+bench-kernels:
+	@tools/build.sh release bench
+	@tools/bench.sh kernels
 
 # Into PREFIX (below DESTDIR, if given). Under sudo: what `make` has built, since set-up is the user's.
 PREFIX ?= /usr/local

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -83,14 +84,30 @@ void PrintAttentionShare(const SpeedTest& decode) {
   fmt::print("\n");
 }
 
+void PrintPrefill(const SpeedReport& report) {
+  if (report.prefill_us == 0) return;
+  const auto first_token = std::find_if(report.tests.begin(), report.tests.end(),
+                                        [](const SpeedTest& test) { return test.name == "first token"; });
+  fmt::print("  prefill of the context {}: {:.0f} times the first token after a hand-over, {:.0f} times packing\n",
+             FormatUs(report.prefill_us),
+             static_cast<double>(report.prefill_us) / static_cast<double>(first_token->ways.front().median_us),
+             static_cast<double>(report.prefill_us) / static_cast<double>(report.pack_us));
+}
+
 void PrintDepth(const SpeedReport& report) {
   fmt::print("{} tokens: card {} ({:.2f} bits a channel with everything), packed in {}\n", report.depth,
              FormatBytes(report.card_bytes), report.total_bits, FormatUs(report.pack_us));
-  if (report.prefill_us > 0) fmt::print("  prefill {}\n", FormatUs(report.prefill_us));
   for (const SpeedTest& test : report.tests) PrintTest(test);
+  PrintPrefill(report);
   PrintAttentionShare(report.tests.front());
   fmt::print("  private memory of one more receiver: fused {}, restored {}\n", FormatBytes(report.receiver_bytes),
              FormatBytes(report.restored_receiver_bytes));
+}
+
+Status Save(const nlohmann::json& object, const std::string& path) {
+  if (path.empty()) return {};
+  const std::string text = object.dump(2) + "\n";
+  return WriteFileAtomic(path, {ByteSpan(reinterpret_cast<const uint8_t*>(text.data()), text.size())});
 }
 
 Status RunSpeed(const SpeedFlags& flags) {
@@ -102,7 +119,10 @@ Status RunSpeed(const SpeedFlags& flags) {
   request.repeats = flags.repeats;
   request.folder = CacheFolder() + "/bench";
   request.session = flags.model.session;
-  nlohmann::json depths = nlohmann::json::array();
+  nlohmann::json object = {{"model", model->name()},      {"cpu", CpuName()},
+                           {"kernels", kernels->name},    {"threads", flags.model.session.threads},
+                           {"repeats", flags.repeats},    {"qkvshare", kVersionText},
+                           {"llama_cpp", LlamaVersion()}, {"depths", nlohmann::json::array()}};
   for (const size_t depth : flags.depths) {
     request.depth = depth;
     SpeedReport report;
@@ -112,16 +132,11 @@ Status RunSpeed(const SpeedFlags& flags) {
       QKV_ASSIGN_OR_RETURN(report, MeasureSpeed(*model, request));
     }
     if (!flags.json) PrintDepth(report);
-    depths.push_back(DepthJson(report));
+    object["depths"].push_back(DepthJson(report));
+    QKV_RETURN_IF_ERROR(Save(object, flags.output));  // a depth that fails loses none before it
   }
-  const nlohmann::json object = {{"model", model->name()},      {"cpu", CpuName()},
-                                 {"kernels", kernels->name},    {"threads", flags.model.session.threads},
-                                 {"repeats", flags.repeats},    {"qkvshare", kVersionText},
-                                 {"llama_cpp", LlamaVersion()}, {"depths", depths}};
   if (flags.json) PrintJson(object);
-  if (flags.output.empty()) return {};
-  const std::string text = object.dump(2) + "\n";
-  return WriteFileAtomic(flags.output, {ByteSpan(reinterpret_cast<const uint8_t*>(text.data()), text.size())});
+  return {};
 }
 
 }  // namespace

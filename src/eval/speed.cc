@@ -100,6 +100,7 @@ class SpeedMeasurement {
     QKV_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
                          Session::Create(model_, Options(CacheType::kF16, request_.depth)));
     if (!std::filesystem::exists(path)) QKV_RETURN_IF_ERROR(PrefillContext(context, path, session.get()));
+    std::ifstream(path + ".us") >> report_.prefill_us;
     QKV_ASSIGN_OR_RETURN(Card exact, Card::Open(path));
     exact_ = std::make_shared<const Card>(std::move(exact));
     RestoreTimes times;
@@ -113,7 +114,9 @@ class SpeedMeasurement {
     prefill.progress = [&](size_t done, size_t total) { Step(fmt::format("prefill {}/{}", done, total)); };
     Stopwatch watch;
     QKV_RETURN_IF_ERROR(session->Prefill(context, prefill));
-    report_.prefill_us = watch.LapUs();
+    const std::string us = std::to_string(watch.LapUs());
+    QKV_RETURN_IF_ERROR(
+        WriteFileAtomic(path + ".us", {ByteSpan(reinterpret_cast<const uint8_t*>(us.data()), us.size())}));
     PackOptions options;
     options.code_bits = 16;
     PackTimes times;

@@ -1,0 +1,36 @@
+#!/usr/bin/env python3
+"""qkvshare eval speed: on a tiny model, whose times mean nothing, it measures every way and keeps its contexts."""
+
+import json
+
+from cli_support import DOCUMENT, MISSING, CliTest, folder, main, path, setUpModule
+
+
+class SpeedTest(CliTest):
+    def test_speed(self):
+        (folder / "long.txt").write_text(DOCUMENT * 2, encoding="utf-8")
+        flags = ["eval", "speed", "-m", path("a.gguf"), "-t", "1", "-f", path("long.txt"), "--depth", "80,200",
+                 "--repeats", "1"]
+        report = self.report(*flags, "-o", path("speed.json"))
+        self.assertEqual(report, json.loads((folder / "speed.json").read_text()))
+        self.assertEqual([depth["depth"] for depth in report["depths"]], [80, 200])
+        for depth in report["depths"]:
+            tests = {test["test"]: test["ways"] for test in depth["tests"]}
+            self.assertEqual(set(tests["decode"]), {"fused", "F16", "Q8_0", "Q4_0", "empty"})
+            self.assertEqual(set(tests["first token"]), {"hand-over", "attached", "warm F16", "F16 state", "Q8_0 state",
+                                                         "Q4_0 state"})
+            for ways in tests.values():
+                for times in ways.values():
+                    self.assertTrue(0 < times["least_us"] <= times["median_us"] <= times["most_us"])
+            self.assertGreater(depth["prefill_us"], 0)
+        kept = sorted((folder / "cache" / "bench").glob("*"))
+        self.assertEqual(len(kept), 4)  # a context and its prefill's time at each depth, and nothing else
+        text = self.succeed(*flags)
+        for word in ("80 tokens: card", "hand-over", "prefill of the context", "attention alone"):
+            self.assertIn(word, text)
+        self.assertEqual(sorted((folder / "cache" / "bench").glob("*")), kept)
+        self.fail_with(MISSING, "eval", "speed", "-m", path("a.gguf"), "-f", path("none.txt"), says="none.txt")
+
+
+if __name__ == "__main__":
+    main()
