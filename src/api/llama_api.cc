@@ -1,11 +1,11 @@
 // Contexts that an application has: cards in and out of their sequences.
 #include "qkvshare/llama.h"
 
+#include <algorithm>
 #include <span>
 #include <utility>
 
 #include "api/api_support.h"
-#include "base/hash.h"
 
 namespace api = qkvshare::api;
 using qkvshare::CardContext;
@@ -133,6 +133,7 @@ qkv_status qkv_attention_pack_file(const qkv_attention* attention, int32_t seque
   return api::Call(error, [&]() -> Status {
     QKV_RETURN_IF_ERROR(CheckBound(attention));
     QKV_RETURN_IF_ERROR(api::CheckNotNull({{"tokens", tokens}, {"path", path}}));
+    QKV_RETURN_IF_ERROR(qkvshare::CheckReplaceableCard(path));
     QKV_ASSIGN_OR_RETURN(const qkvshare::PackedCard card, Pack(attention, sequence, {tokens, token_count}, options));
     return card.Write(path);
   });

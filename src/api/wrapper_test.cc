@@ -105,6 +105,24 @@ TEST_F(WrapperTest, PackOptionsBindReadersAndCards) {
   EXPECT_EQ(session.PackMemory(pack).status().code(), StatusCode::kInvalidArgument);
 }
 
+TEST_F(WrapperTest, CardsAreInjected) {
+  const qkv::Model model = Take(qkv::Model::Load(Path("model.gguf")));
+  qkv::Session sender = Take(qkv::Session::Create(model, Small()));
+  ASSERT_TRUE(sender.PrefillText("The cat sleeps on the mill stone.").ok());
+  const qkv::Card card = Take(qkv::Card::FromBytes(Take(sender.PackMemory())));
+  qkv::SessionOptions options = Small();
+  options.fused = true;
+  qkv::Session session = Take(qkv::Session::Create(model, options));
+  const qkv::Injection done = Take(session.Inject(card));
+  EXPECT_EQ(done.mode, QKV_INJECT_FUSED);
+  EXPECT_EQ(done.tokens, card.info().tokens);
+  EXPECT_EQ(done.reason, "the self-test passed");
+  const qkv::Card* const twice[] = {&card, &card};
+  EXPECT_EQ(Take(session.Inject(twice, QKV_INJECT_RESTORE)).tokens, 2 * card.info().tokens);
+  EXPECT_EQ(Take(session.Inject(twice, QKV_INJECT_RESTORE, 5)).tokens, 5u);
+  EXPECT_EQ(session.Inject({}).status().code(), StatusCode::kInvalidArgument);
+}
+
 TEST_F(WrapperTest, ErrorsComeAsStatus) {
   EXPECT_EQ(qkv::Model::Load(Path("none.gguf")).status().code(), StatusCode::kNotFound);
   EXPECT_EQ(qkv::Card::Open(Path("none.card")).status().code(), StatusCode::kNotFound);
