@@ -66,7 +66,7 @@ int main(int argc, char** argv) {
   }
   llama_log_set(
       [](ggml_log_level level, const char* text, void*) {
-        if (level >= GGML_LOG_LEVEL_WARN) std::cerr << text;
+        if (level == GGML_LOG_LEVEL_ERROR) std::cerr << text;
       },
       nullptr);
   llama_backend_init();

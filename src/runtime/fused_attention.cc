@@ -59,7 +59,7 @@ void FusedAttention::Begin(FusedCall call) {
 
 Status FusedAttention::End() {
   active_ = false;
-  const Status status = std::exchange(problem_, Status());
+  Status status = std::exchange(problem_, Status());
   if (!status.ok() || call_.sources.empty()) return status;
   const size_t layers = call_.sources.front().card.card->card().layers();
   if (layers_seen_ == layers) return {};

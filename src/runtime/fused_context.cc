@@ -178,7 +178,7 @@ Status FusedContext::Decode(llama_context* context, const llama_batch& given, in
     (void)attention_.End();
     throw;
   }
-  const Status status = attention_.End();
+  Status status = attention_.End();
   if (*result == 0 && status.ok()) {
     for (int32_t i = 0; i < batch.n_tokens; ++i) {
       if (!cards(batch.seq_id[i][0]).empty()) decoded_[batch.seq_id[i][0]] = batch.pos[i] + 1;
