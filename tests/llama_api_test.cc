@@ -8,6 +8,7 @@
 #include <cmath>
 #include <thread>
 
+#include "base/hash.h"
 #include "llama.h"
 #include "tests/session_fixture.h"
 
@@ -291,6 +292,17 @@ TEST_F(LlamaApiTest, AContextIsBoundOnceWhileItIsEmpty) {
   ASSERT_TRUE(context.attention.Bind(context.llama.get()).ok());
   Bad(context.attention.Bind(context.llama.get()), StatusCode::kInvalidArgument, "a context already");
   Bad(context.attention.Bind(nullptr), StatusCode::kInvalidArgument, "context is NULL");
+}
+
+TEST_F(LlamaApiTest, ABorrowedModelIsAModelInAllElse) {
+  const App app(Model());
+  EXPECT_EQ(std::string(app.model().info().fingerprint), qkvshare::ToHex(model_->fingerprint()));
+  qkv::SessionOptions options;
+  options.context = 256;
+  options.threads = 1;
+  qkv::Session session = Take(qkv::Session::Create(app.model(), options));
+  EXPECT_EQ(Take(session.Inject(CardOf(*sender_))).tokens, 150u);
+  EXPECT_TRUE(session.Prefill(suffix_).ok());
 }
 
 TEST_F(LlamaApiTest, TheApplicationsCallbackSeesLlamaCppsNodes) {
