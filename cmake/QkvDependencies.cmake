@@ -33,7 +33,12 @@ endfunction()
 
 qkv_library(qkv::sodium sodium.h sodium libsodium-dev)
 qkv_library(qkv::xxhash xxhash.h xxhash libxxhash-dev)
-qkv_library(qkv::highway hwy/highway.h "" libhwy-dev)
+# Highway is headers only, but for its asserts, which are there in these builds.
+set(qkv_highway_library "")
+if(QKV_SANITIZE OR CMAKE_BUILD_TYPE STREQUAL "Debug")
+  set(qkv_highway_library hwy)
+endif()
+qkv_library(qkv::highway hwy/highway.h "${qkv_highway_library}" libhwy-dev)
 qkv_library(qkv::cli11 CLI/CLI.hpp "" libcli11-dev)
 
 # qkv::llama: libllama, ggml and llama-common (chat templates), with their headers as system headers.

@@ -56,9 +56,9 @@ INSTANTIATE_TEST_SUITE_P(, AttendKernelsTest, testing::ValuesIn(SimdAttendKernel
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(AttendKernelsTest);  // a CPU may have none
 
 std::vector<float> Normal(Random* random, size_t n, float deviation) {
-  std::normal_distribution<float> normal(0, deviation);
+  std::normal_distribution<float> normal;
   std::vector<float> values(n);
-  for (float& x : values) x = normal(*random);
+  for (float& x : values) x = deviation * normal(*random);
   return values;
 }
 
