@@ -27,9 +27,8 @@ bool IsPacked(const BlockLayout& layout) {
 
 }  // namespace
 
-// Prepared queries, [kv_heads, rows, ...].
+// Prepared queries, [kv_heads, query rows of the plan, ...].
 struct AttentionWorkspace::Queries {
-  size_t rows = 0;  // of one KV head
   std::vector<float> exact;
   std::vector<int8_t> packed;
   std::vector<float> scale, bias;
@@ -65,7 +64,6 @@ AttentionWorkspace::~AttentionWorkspace() = default;
 void AttentionWorkspace::Reserve(const AttentionPlan& plan) {
   const AttentionShape& shape = plan.shape();
   const size_t rows = plan.query_rows_ * shape.kv_heads;
-  queries_->rows = plan.query_rows_;
   const auto grow = [](auto* vector, size_t size) {
     if (vector->size() < size) vector->resize(size);
   };
@@ -141,7 +139,7 @@ void AttentionWorker::Prepare(size_t item) {
   const AttentionPlan::Unit& unit = plan_.units_[item / shape_.kv_heads];
   const size_t kv_head = item % shape_.kv_heads;
   const AttentionSource& source = plan_.sources_[unit.source];
-  size_t row = kv_head * queries_.rows + unit.row;
+  size_t row = kv_head * plan_.query_rows_ + unit.row;
   for (uint32_t i = 0; i < unit.tokens; ++i) {
     const uint32_t token = source.tokens[unit.first + i];
     for (uint32_t h = 0; h < shape_.group(); ++h, ++row) {
@@ -179,7 +177,7 @@ void AttentionWorker::PrepareRow(const AttentionSource& source, size_t kv_head, 
 
 AttentionWorker::Rows AttentionWorker::RowsOf(const AttentionPlan::Item& item) {
   const AttentionPlan::Unit& unit = plan_.units_[item.unit];
-  const size_t first = item.kv_head * queries_.rows + unit.row;
+  const size_t first = item.kv_head * plan_.query_rows_ + unit.row;
   const size_t stride = PackedQueryStride(shape_.key_dim);
   Rows rows;
   rows.count = static_cast<size_t>(unit.tokens) * shape_.group();

@@ -113,7 +113,7 @@ class AttentionWorkspace {
   AttentionWorkspace(const AttentionWorkspace&) = delete;
   AttentionWorkspace& operator=(const AttentionWorkspace&) = delete;
 
-  // Makes room for the plan. Not while a run is under way.
+  // Makes room for the plan; there may be several, whose runs follow each other. Not while a run is under way.
   void Reserve(const AttentionPlan& plan);
 
  private:

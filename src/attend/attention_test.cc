@@ -122,6 +122,25 @@ TEST(AttentionSourcesTest, EachTokenSeesItsOwnSourcesAlone) {
   }
 }
 
+// Layers may differ in heads. A call's plans are all made before the first layer runs.
+TEST(AttentionSourcesTest, LayersOfSeveralShapesShareAWorkspace) {
+  std::mt19937 random(11);
+  const AttentionShape many{3, 8, 8, 64, 64, 16}, few{3, 8, 1, 64, 64, 16};
+  const auto card_of_many = MakeTestCard(many, {{4, 4}}, std::vector<uint8_t>(100), &random);
+  const auto card_of_few = MakeTestCard(few, {{4, 4}}, std::vector<uint8_t>(100), &random);
+  const TestCall calls[] = {MakeCall(many, *card_of_many, &random), MakeCall(few, *card_of_few, &random)};
+  for (const AttendKernels* kernels : AvailableAttendKernels()) {
+    for (const bool few_last : {true, false}) {
+      const AttentionPlan plans[] = {{calls[0].shape, calls[0].sources}, {calls[1].shape, calls[1].sources}};
+      AttentionWorkspace workspace(ScalarKernels(), *kernels);
+      workspace.Reserve(plans[few_last ? 0 : 1]);
+      workspace.Reserve(plans[few_last ? 1 : 0]);
+      for (size_t i = 0; i < 2; ++i)
+        EXPECT_EQ(calls[i].Run(plans[i], 2, &workspace), calls[i].Run(*kernels, 1)) << kernels->name << i << few_last;
+    }
+  }
+}
+
 // What a token sees of a window of which nothing is in the card, and a token that sees nothing at all.
 TEST(AttentionSourcesTest, NothingVisibleGivesZerosAndNoNan) {
   std::mt19937 random(9);

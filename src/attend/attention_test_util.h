@@ -104,13 +104,17 @@ struct TestCall {
   }
 
   Rows Run(const AttendKernels& attend, int threads) const {
-    Rows out(size_t{shape.tokens} * shape.heads * shape.value_dim, std::numeric_limits<float>::quiet_NaN());
     const AttentionPlan plan(shape, sources);
     AttentionWorkspace workspace(ScalarKernels(), attend);
     workspace.Reserve(plan);
+    return Run(plan, threads, &workspace);
+  }
+  // plan: of this call; the workspace has room for it.
+  Rows Run(const AttentionPlan& plan, int threads, AttentionWorkspace* workspace) const {
+    Rows out(size_t{shape.tokens} * shape.heads * shape.value_dim, std::numeric_limits<float>::quiet_NaN());
     AttentionNode to_out = node;
     to_out.out = out.data();
-    AttentionRun run(plan, to_out, &workspace);
+    AttentionRun run(plan, to_out, workspace);
     for (int repeat = 0; repeat < 2; ++repeat) {  // as a graph that is used again
       run.Reset();
       std::vector<std::thread> workers;
