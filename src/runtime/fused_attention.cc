@@ -55,6 +55,12 @@ void FusedAttention::Begin(FusedCall call) {
   problem_ = {};
   layers_seen_ = 0;
   plans_.clear();
+  // Only those that are used: a receiver at another place each time would add to them without end.
+  const auto unused = [&](const auto& shift) {
+    return std::none_of(call_.sources.begin(), call_.sources.end(),
+                        [&](const FusedCall::Source& source) { return source.card.shift() == shift.first.second; });
+  };
+  std::erase_if(shifts_, unused);
 }
 
 Status FusedAttention::End() {
