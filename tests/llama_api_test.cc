@@ -2,6 +2,7 @@
 #include "qkvshare/llama.hpp"
 
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include <algorithm>
 #include <array>
@@ -57,8 +58,8 @@ struct Context {
     params.n_threads = params.n_threads_batch = 1;
     return params;
   }
-  std::vector<float> Logits() const {
-    const float* logits = llama_get_logits_ith(llama.get(), -1);
+  std::vector<float> Logits(int token = -1) const {
+    const float* logits = llama_get_logits_ith(llama.get(), token);
     return {logits, logits + llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(llama.get())))};
   }
   Status Decode(std::vector<int32_t> tokens) {
@@ -68,6 +69,33 @@ struct Context {
     const Status status = Decode(tokens);
     EXPECT_TRUE(status.ok()) << status.message();
     return Logits();
+  }
+  struct Tokens {
+    int sequence = 0;
+    uint32_t first = 0;  // position
+    std::vector<int32_t> ids;
+  };
+  // Decodes all in one call, tokens of each in turn; gives the logits of each one's last.
+  std::vector<std::vector<float>> DecodeTogether(const std::vector<Tokens>& all) {
+    llama_batch batch = llama_batch_init(128, 0, 1);
+    std::vector<int32_t> last(all.size());
+    for (size_t i = 0; i < 128; ++i) {
+      for (size_t k = 0; k < all.size(); ++k) {
+        if (i >= all[k].ids.size()) continue;
+        last[k] = batch.n_tokens++;
+        batch.token[last[k]] = all[k].ids[i];
+        batch.pos[last[k]] = static_cast<llama_pos>(all[k].first + i);
+        batch.n_seq_id[last[k]] = 1;
+        batch.seq_id[last[k]][0] = all[k].sequence;
+        batch.logits[last[k]] = static_cast<int8_t>(i + 1 == all[k].ids.size());
+      }
+    }
+    const Status status = attention.Decode(batch);
+    EXPECT_TRUE(status.ok()) << status.message();
+    llama_batch_free(batch);
+    std::vector<std::vector<float>> logits;
+    for (const int32_t i : last) logits.push_back(Logits(i));
+    return logits;
   }
   void Empty(int sequence = 0) const { llama_memory_seq_rm(llama_get_memory(llama.get()), sequence, -1, -1); }
 
@@ -195,6 +223,64 @@ TEST_F(LlamaApiTest, ThreadsWithAContextEachShareACard) {
   }
   for (std::thread& thread : threads) thread.join();
   for (size_t i = 1; i < contexts.size(); ++i) EXPECT_EQ(logits[i], expected) << i;
+}
+
+// Whatever becomes of a neighbour, to the bit.
+TEST_F(LlamaApiTest, SequencesOfOneCallDoNotChangeEachOther) {
+  const App app(Model());
+  const qkv::Card first = CardOf(*sender_, 4);
+  const auto other = MakeSession(*model_);
+  Prefill(other.get(), SomeTokens(90, 17));
+  const qkv::Card second = CardOf(*other);
+  enum class Neighbour { kStays, kLosesItsCard, kIsAnother };
+  std::vector<std::vector<float>> expected;
+  for (const Neighbour neighbour : {Neighbour::kStays, Neighbour::kLosesItsCard, Neighbour::kIsAnother}) {
+    const auto context = Bound(app);
+    Take(context->attention.Inject(0, first, QKV_INJECT_FUSED));
+    Take(context->attention.Inject(1, second, QKV_INJECT_FUSED));
+    context->DecodeTogether({{0, 150, suffix_}, {1, 90, SomeTokens(12, 40)}, {2, 0, SomeTokens(9, 60)}});
+    if (neighbour != Neighbour::kStays) EXPECT_TRUE(context->attention.Detach(1).ok());
+    if (neighbour == Neighbour::kIsAnother) {
+      context->Empty(1);
+      Take(context->attention.Inject(1, first, QKV_INJECT_FUSED));
+      context->DecodeTogether({{1, 150, SomeTokens(12, 80)}});
+    }
+    const uint32_t next = neighbour == Neighbour::kIsAnother ? 162 : 102;
+    const auto logits = context->DecodeTogether({{0, 170, {7}}, {1, next, {8}}, {2, 9, {9}}});
+    if (neighbour == Neighbour::kStays) {
+      expected = logits;
+      continue;
+    }
+    EXPECT_EQ(logits[0], expected[0]);
+    EXPECT_GT(RelativeError(logits[1], expected[1]), 0.1);
+    EXPECT_EQ(logits[2], expected[2]);
+  }
+  const auto alone = Bound(app);
+  Take(alone->attention.Inject(0, first, QKV_INJECT_FUSED));
+  alone->LogitsAfter(suffix_);
+  EXPECT_LT(RelativeError(expected[0], alone->LogitsAfter({7})), 1e-3);
+}
+
+TEST_F(LlamaApiTest, ReceiversInTurnAreAlikeAndTakeNoMoreMemory) {
+  const App app(Model());
+  const qkv::Card card = CardOf(*sender_, 4);
+  const auto context = Bound(app);
+  const auto receive = [&](int sequence, uint32_t offset) {
+    const qkv::PlacedCard placed{&card, offset, 0};
+    Take(context->attention.Inject(sequence, {&placed, 1}, QKV_INJECT_FUSED));
+    std::vector<float> logits = context->DecodeTogether({{sequence, offset + 150, suffix_}}).front();
+    EXPECT_TRUE(context->attention.Detach(sequence).ok());
+    context->Empty(sequence);
+    return logits;
+  };
+  const std::vector<float> expected = receive(0, 0);
+  size_t before = 0;
+  for (uint32_t round = 0; round < 200; ++round) {
+    ASSERT_EQ(receive(static_cast<int>(round % 2), 0), expected) << round;
+    receive(2, 1 + round);
+    if (round == 10) before = mallinfo2().uordblks;
+  }
+  EXPECT_LT(mallinfo2().uordblks, before + (size_t{32} << 10));
 }
 
 TEST_F(LlamaApiTest, LlamaDecodeItselfWithCardsAttachedIsNoticed) {
@@ -409,6 +495,8 @@ TEST_F(LlamaApiTest, TokensOfASequenceBecomeACard) {
   const std::vector<float> expected = context->LogitsAfter({9});
   const qkv::PlacedCard alone[] = {{&delta}};
   Bad(context->attention.Inject(1, alone).status(), StatusCode::kMismatch, "continues card");
+  const qkv::PlacedCard far[] = {{&delta, 1U << 31, 0}};
+  Bad(context->attention.Inject(1, far).status(), StatusCode::kInvalidArgument, "a card at position 2147483648");
   const qkv::PlacedCard both[] = {{&card}, {&delta}};
   for (const qkv_inject mode : {QKV_INJECT_FUSED, QKV_INJECT_RESTORE}) {
     const auto last = Bound(app);

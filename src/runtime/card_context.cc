@@ -118,11 +118,10 @@ Status CardContext::CheckSequence(int sequence) const {
 
 Status CardContext::CheckAttach(std::span<const CardPart> parts) const {
   QKV_RETURN_IF_ERROR(fused_status_);
-  for (const CardPart& part : parts) {
-    QKV_RETURN_IF_ERROR(CheckCardFits(*part.card, *this));
-    if (part.shift() != 0) QKV_RETURN_IF_ERROR(facts_.rope_status);
-  }
-  return CheckCardOrder(parts);
+  for (const CardPart& part : parts) QKV_RETURN_IF_ERROR(CheckCardFits(*part.card, *this));
+  QKV_RETURN_IF_ERROR(CheckCardOrder(parts));  // there is a shift() only where this is so
+  const bool moved = std::any_of(parts.begin(), parts.end(), [](const CardPart& part) { return part.shift() != 0; });
+  return moved ? facts_.rope_status : Status();
 }
 
 Status CardContext::Attach(std::vector<PlacedCard> cards, int sequence) {

@@ -18,7 +18,7 @@ struct CardPart {
   uint32_t tokens = 0;
 
   uint32_t end() const { return offset + tokens; }
-  // What its positions are moved by.
+  // What its positions are moved by; after CheckCardOrder.
   int32_t shift() const { return static_cast<int32_t>(offset) - card->position_offset(); }
 };
 
