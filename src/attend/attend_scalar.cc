@@ -72,7 +72,10 @@ float MaskScores(const SoftmaxBlock& block, size_t row, float* scores) {
       continue;
     }
     if (block.softcap != 0) scores[t] = block.softcap * std::tanh(scores[t] / block.softcap);
-    if (block.mask != nullptr) scores[t] += HalfToFloat(block.mask[row][t]);
+    if (block.mask != nullptr) {
+      const float mask = HalfToFloat(block.mask[row][t]);
+      scores[t] = mask == kMasked ? kMasked : scores[t] + mask;  // whatever the score, NaN too
+    }
     most = std::max(most, scores[t]);
   }
   return most;

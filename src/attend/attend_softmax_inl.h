@@ -99,7 +99,8 @@ HWY_INLINE float MaskRow(const SoftmaxBlock& block, size_t row, float* scores) {
     if (block.mask != nullptr) {
       const hn::Rebind<uint16_t, Floats> dh;
       const auto half = hn::LoadU(dh, block.mask[row] + t);
-      s = hn::Add(s, hn::PromoteTo(d, hn::BitCast(hn::Rebind<hwy::float16_t, Floats>(), half)));
+      const auto mask = hn::PromoteTo(d, hn::BitCast(hn::Rebind<hwy::float16_t, Floats>(), half));
+      s = hn::IfThenElse(hn::Eq(mask, masked), masked, hn::Add(s, mask));  // whatever the score, NaN too
     }
     const auto place = hn::Iota(di, static_cast<int32_t>(t));
     const auto seen = hn::AndNot(hn::Lt(place, first), hn::Lt(place, end));

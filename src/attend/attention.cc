@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <span>
 #include <thread>
 #include <utility>
 
@@ -13,6 +14,7 @@
 namespace qkvshare {
 namespace {
 
+constexpr Half kMinusInfinity = 0xFC00;
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 // Places of the block before it belong to tokens that the source shows.
@@ -53,8 +55,10 @@ struct AttentionWorkspace::Scratch {
   std::vector<float> rescale, unit, zeros;
   std::vector<uint32_t> first_visible;
   std::vector<const Half*> mask;
-  Tile codes, tile;                               // of a partial tile
-  std::array<RowScale, kTileTokens> tail_scales;  // of one
+  std::vector<uint32_t> cells;                       // of the own cache, that are seen
+  std::vector<Half> own_keys, own_values, own_mask;  // of a block of them, where they are not neighbours
+  Tile codes, tile;                                  // of a partial tile
+  std::array<RowScale, kTileTokens> tail_scales;     // of one
 };
 
 AttentionWorkspace::AttentionWorkspace(const Kernels& kernels, const AttendKernels& attend)
@@ -105,9 +109,13 @@ class AttentionWorker {
   Rows RowsOf(const AttentionPlan::Item& item);
   void PrepareRow(const AttentionSource& source, size_t kv_head, size_t row);
   void AttendBlock(const AttentionPlan::Item& item, const TokenBlock& block, const Rows& rows);
-  void AttendOwn(const AttentionPlan::Item& item, uint32_t first, uint32_t end, const Rows& rows);
+  void AttendOwn(const AttentionPlan::Item& item, const Rows& rows);
+  void AttendCells(const AttentionPlan::Item& item, std::span<const uint32_t> cells, const Rows& rows);
   bool FindFirstVisible(const AttentionPlan::Unit& unit, const TokenBlock& block);
-  bool FindMask(const AttentionPlan::Unit& unit, uint32_t first, uint32_t end);
+  void FindVisibleCells(const AttentionPlan::Unit& unit, uint32_t begin, uint32_t end);
+  OwnRows Gather(const OwnRows& rows, size_t kv_head, std::span<const uint32_t> cells, size_t dim,
+                 std::vector<Half>* copy) const;
+  void GatherMask(const AttentionPlan::Unit& unit, std::span<const uint32_t> cells);
   void Softmax(size_t tokens, size_t end, bool windowed, bool masked, const Rows& rows);
   // A partial tile as a full one, in scratch memory, with its scales.
   std::pair<const uint8_t*, const RowScale*> FullTile(Side side, const BlockLayout& layout, const uint8_t* block,
@@ -202,8 +210,7 @@ void AttentionWorker::Attend(const AttentionPlan::Item& item) {
     for (uint32_t i = item.begin; i < item.end; ++i) AttendBlock(item, card->blocks[i], rows);
     return;
   }
-  for (uint32_t first = item.begin; first < item.end; first += kMaxBlockTokens)
-    AttendOwn(item, first, std::min<uint32_t>(first + kMaxBlockTokens, item.end), rows);
+  AttendOwn(item, rows);
 }
 
 bool AttentionWorker::FindFirstVisible(const AttentionPlan::Unit& unit, const TokenBlock& block) {
@@ -308,32 +315,61 @@ void AttentionWorker::AttendBlock(const AttentionPlan::Item& item, const TokenBl
                      scratch_.zeros.data(), rows.count, rows.packed_values);
 }
 
-// False where nothing of these cells is seen. llama.cpp's masks are 0 or -Inf, but any value is honoured.
-bool AttentionWorker::FindMask(const AttentionPlan::Unit& unit, uint32_t first, uint32_t end) {
-  constexpr Half kMinusInfinity = 0xFC00;
-  const std::vector<uint32_t>& tokens = plan_.sources_[unit.source].tokens;
-  bool any = false;
-  size_t row = 0;
-  for (uint32_t i = 0; i < unit.tokens; ++i) {
-    const Half* mask = node_.mask + tokens[unit.first + i] * node_.mask_stride + first;
-    any = any || std::any_of(mask, mask + (end - first), [](Half x) { return x != kMinusInfinity; });
-    for (uint32_t h = 0; h < shape_.group(); ++h) scratch_.mask[row++] = mask;
+// Cells that some token of the unit sees. Others may hold anything, and so count for nothing: neither do their values,
+// nor their number, on which the order of sums would depend.
+void AttentionWorker::FindVisibleCells(const AttentionPlan::Unit& unit, uint32_t begin, uint32_t end) {
+  const uint32_t* tokens = plan_.sources_[unit.source].tokens.data() + unit.first;
+  const auto seen = [&](uint32_t cell) {
+    return std::any_of(tokens, tokens + unit.tokens,
+                       [&](uint32_t token) { return node_.mask[token * node_.mask_stride + cell] != kMinusInfinity; });
+  };
+  scratch_.cells.clear();
+  for (uint32_t cell = begin; cell < end; ++cell) {
+    if (node_.mask == nullptr || seen(cell)) scratch_.cells.push_back(cell);
   }
-  return any;
 }
 
-void AttentionWorker::AttendOwn(const AttentionPlan::Item& item, uint32_t first, uint32_t end, const Rows& rows) {
-  const bool masked = node_.mask != nullptr;
-  if (masked && !FindMask(plan_.units_[item.unit], first, end)) return;
-  const auto at = [&](const OwnRows& side) {
-    return side.data + first * side.cell_stride + item.kv_head * side.head_stride;
-  };
+// These cells' rows, in one piece.
+OwnRows AttentionWorker::Gather(const OwnRows& rows, size_t kv_head, std::span<const uint32_t> cells, size_t dim,
+                                std::vector<Half>* copy) const {
+  const Half* first = rows.data + kv_head * rows.head_stride;
+  if (cells.back() - cells.front() + 1 == cells.size())
+    return {first + cells.front() * rows.cell_stride, rows.cell_stride, 0};
+  copy->resize(kMaxBlockTokens * dim);
+  for (size_t i = 0; i < cells.size(); ++i) std::copy_n(first + cells[i] * rows.cell_stride, dim, &(*copy)[i * dim]);
+  return {copy->data(), dim, 0};
+}
+
+void AttentionWorker::GatherMask(const AttentionPlan::Unit& unit, std::span<const uint32_t> cells) {
+  scratch_.own_mask.assign(unit.tokens * kMaxBlockTokens, kMinusInfinity);
+  size_t row = 0;
+  for (uint32_t i = 0; i < unit.tokens; ++i) {
+    Half* mask = &scratch_.own_mask[i * kMaxBlockTokens];
+    const Half* given = node_.mask + plan_.sources_[unit.source].tokens[unit.first + i] * node_.mask_stride;
+    for (size_t j = 0; j < cells.size(); ++j) mask[j] = given[cells[j]];
+    for (uint32_t h = 0; h < shape_.group(); ++h) scratch_.mask[row++] = mask;
+  }
+}
+
+void AttentionWorker::AttendOwn(const AttentionPlan::Item& item, const Rows& rows) {
+  const AttentionPlan::Unit& unit = plan_.units_[item.unit];
+  FindVisibleCells(unit, item.begin, item.end);
+  for (size_t first = 0; first < scratch_.cells.size(); first += kMaxBlockTokens) {
+    const auto cells = std::span<const uint32_t>(scratch_.cells).subspan(first);
+    AttendCells(item, cells.first(std::min(kMaxBlockTokens, cells.size())), rows);
+  }
+}
+
+void AttentionWorker::AttendCells(const AttentionPlan::Item& item, std::span<const uint32_t> cells, const Rows& rows) {
+  const OwnRows keys = Gather(node_.keys, item.kv_head, cells, shape_.key_dim, &scratch_.own_keys);
+  const OwnRows values = Gather(node_.values, item.kv_head, cells, shape_.value_dim, &scratch_.own_values);
+  if (node_.mask != nullptr) GatherMask(plan_.units_[item.unit], cells);
   float* scores = scratch_.scores.data();
-  attend_.exact_key_dots(at(node_.keys), node_.keys.cell_stride, end - first, shape_.key_dim, rows.exact, rows.count,
-                         scores, kMaxBlockTokens);
-  Softmax(end - first, end - first, false, masked, rows);
-  attend_.exact_value_sums(at(node_.values), node_.values.cell_stride, end - first, shape_.value_dim, scores,
-                           kMaxBlockTokens, rows.count, rows.exact_values);
+  attend_.exact_key_dots(keys.data, keys.cell_stride, cells.size(), shape_.key_dim, rows.exact, rows.count, scores,
+                         kMaxBlockTokens);
+  Softmax(cells.size(), cells.size(), false, node_.mask != nullptr, rows);
+  attend_.exact_value_sums(values.data, values.cell_stride, cells.size(), shape_.value_dim, scores, kMaxBlockTokens,
+                           rows.count, rows.exact_values);
 }
 
 // ---- Merging ----

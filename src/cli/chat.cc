@@ -209,13 +209,14 @@ class Chat {
                       prompt.tokens.size() + 1, session_->context())};
     }
     const std::vector<int32_t> before = session_->tokens();
+    const std::vector<PlacedCard> cards = session_->cards();
     const InterruptScope interrupt([this] { session_->Cancel(); });
     const Status status = Read(prompt);
     if (!status.ok()) {
       session_->ResetCancel();
       const bool stopped = status.code() == StatusCode::kCancelled;
       if (stopped) PrintNote("stopped; the turn was taken back\n");
-      const Status back = TakeBack(before, prompt.cached);
+      const Status back = TakeBack(before, cards, prompt.cached);
       return stopped ? back : status;
     }
     NoteTurn(prompt);
@@ -231,10 +232,16 @@ class Chat {
   }
 
   // The seam may have cost a few tokens of what was there.
-  Status TakeBack(const std::vector<int32_t>& before, size_t cached) {
-    QKV_RETURN_IF_ERROR(session_->Truncate(cached));
-    if (cached == before.size()) return {};
-    return session_->Prefill(std::span(before).subspan(cached), {});
+  Status TakeBack(const std::vector<int32_t>& before, const std::vector<PlacedCard>& cards, size_t cached) {
+    const size_t attached = cards.empty() ? 0 : cards.back().end();
+    if (cached < attached) {
+      QKV_RETURN_IF_ERROR(session_->AttachCards(cards));
+    } else {
+      QKV_RETURN_IF_ERROR(session_->Truncate(cached));
+    }
+    const size_t held = session_->tokens().size();
+    if (held == before.size()) return {};
+    return session_->Prefill(std::span(before).subspan(held), {});
   }
 
   Status Answer() {

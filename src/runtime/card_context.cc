@@ -24,8 +24,10 @@ Result<std::unique_ptr<CardContext>> CardContext::Create(const Model& model, boo
 
 void CardContext::SetCallback(llama_context_params* params) {
   if (params->cb_eval == OnNode && params->cb_eval_user_data == this) return;
-  next_callback_ = params->cb_eval;
-  next_data_ = params->cb_eval_user_data;
+  // Parameters that served another context already: the program's callback, not that context's.
+  const auto* other = params->cb_eval == OnNode ? static_cast<const CardContext*>(params->cb_eval_user_data) : nullptr;
+  next_callback_ = other != nullptr ? other->next_callback_ : params->cb_eval;
+  next_data_ = other != nullptr ? other->next_data_ : params->cb_eval_user_data;
   params->cb_eval = OnNode;
   params->cb_eval_user_data = this;
 }

@@ -29,6 +29,17 @@ Status WrongPlace(const CardPart& part, uint32_t end) {
           fmt::format("a card at position {}, but what comes before it ends at {}", part.offset, end)};
 }
 
+// Attention and restore take a card's tokens for neighbours.
+Status CheckGaps(const CardPart& part) {
+  for (uint32_t i = 0; i < part.tokens; ++i) {
+    if (part.card->positions()[i] == part.card->position_offset() + static_cast<int32_t>(i)) continue;
+    return {StatusCode::kUnsupported, fmt::format("token {} of the card is at position {}: only cards without gaps can "
+                                                  "be used",
+                                                  i, part.card->positions()[i])};
+  }
+  return {};
+}
+
 }  // namespace
 
 Status AppendCard(std::shared_ptr<const Card> card, std::vector<CardPart>* parts) {
@@ -62,6 +73,7 @@ Status CheckCardOrder(std::span<const CardPart> parts) {
         part.offset > static_cast<uint32_t>(INT32_MAX) - part.tokens) {
       return WrongPlace(part, end);
     }
+    QKV_RETURN_IF_ERROR(CheckGaps(part));
     const bool alone = part.card->has_parent() &&
                        (part.offset != part.card->first_token() || part.offset != end || !Follows(*part.card, before));
     if (alone) return WithoutParent(*part.card);
@@ -81,7 +93,14 @@ Status CheckCardList(std::span<const CardPart> parts) {
 
 Status CheckChain(std::span<const CardPart> parts) {
   const auto starts_anew = [](const CardPart& part) { return !part.card->has_parent(); };
-  if (parts.empty() || std::none_of(parts.begin() + 1, parts.end(), starts_anew)) return {};
+  if (parts.empty()) return {};
+  // A receiver of the delta would put its parents where they were packed.
+  if (parts.front().offset != 0 ||
+      std::any_of(parts.begin(), parts.end(), [](const CardPart& part) { return part.shift() != 0; })) {
+    return {StatusCode::kUnsupported,
+            "cards that lie at other places than they were packed at cannot be continued by a card"};
+  }
+  if (std::none_of(parts.begin() + 1, parts.end(), starts_anew)) return {};
   return {
       StatusCode::kUnsupported,
       fmt::format("a card of what follows can name one parent only, but there are {} cards that do not all continue "

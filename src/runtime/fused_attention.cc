@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
-#include <numeric>
 
 #include "ggml-backend.h"
 #include "ggml.h"
@@ -54,7 +53,7 @@ void FusedAttention::Begin(FusedCall call) {
   active_ = true;
   problem_ = {};
   layers_seen_ = 0;
-  plans_.clear();
+  tokens_seen_ = false;
   // Only those that are used: a receiver at another place each time would add to them without end.
   const auto unused = [&](const auto& shift) {
     return std::none_of(call_.sources.begin(), call_.sources.end(),
@@ -65,9 +64,14 @@ void FusedAttention::Begin(FusedCall call) {
 
 Status FusedAttention::End() {
   active_ = false;
+  // Nothing of the call is kept: a card that is detached now is let go.
+  for (auto& [node, ours] : nodes_) ours.run.reset();
+  plans_.clear();
+  const FusedCall call = std::exchange(call_, {});
   Status status = std::exchange(problem_, Status());
-  if (!status.ok() || call_.sources.empty()) return status;
-  const size_t layers = call_.sources.front().card.card->card().layers();
+  if (!status.ok() || call.sources.empty()) return status;
+  if (!tokens_seen_) return {StatusCode::kInternal, "llama.cpp's graph does not show which tokens it computes"};
+  const size_t layers = call.sources.front().card.card->card().layers();
   if (layers_seen_ == layers) return {};
   return {StatusCode::kInternal,
           fmt::format("llama.cpp computed attention {} times for {} layers", layers_seen_, layers)};
@@ -120,6 +124,7 @@ Status FusedAttention::CheckInputs(const ggml_tensor* node) {
   if (expected == nullptr) return {};
   if (ggml_nelements(input) == static_cast<int64_t>(expected->size()) &&
       std::equal(expected->begin(), expected->end(), DataOf<int32_t>(input))) {
+    tokens_seen_ = tokens_seen_ || expected == &call_.tokens;
     return {};
   }
   return {StatusCode::kInternal, "llama.cpp computes other tokens than those of the decode call"};
@@ -143,6 +148,10 @@ Status FusedAttention::CheckNode(const ggml_tensor* node, int layer) const {
     return unsupported("is not over an F16 cache");
   if (q->nb[0] != sizeof(float) || k->nb[0] != sizeof(Half) || v->nb[0] != sizeof(Half) || mask->nb[0] != sizeof(Half))
     return unsupported("is over scattered rows");
+  if (const ggml_tensor* sinks = node->src[kSinksSource];
+      sinks != nullptr && (sinks->type != GGML_TYPE_F32 || sinks->nb[0] != sizeof(float) || !IsOnCpu(sinks))) {
+    return unsupported("has sinks of another kind");
+  }
   const LayerShape& shape = card.shape(static_cast<size_t>(layer));
   if (k->ne[2] != shape.kv_heads || k->ne[0] != static_cast<int64_t>(shape.key_dim) ||
       v->ne[0] != static_cast<int64_t>(shape.value_dim) || q->ne[2] % k->ne[2] != 0) {
@@ -162,9 +171,7 @@ const AttentionPlan& FusedAttention::PlanFor(const AttentionShape& shape) {
     const int32_t end = placed.tokens < card.tokens() ? card.positions()[placed.tokens] : INT32_MAX;
     sources.push_back({&placed.card->attention(), placed.shift(), end, source.tokens});
   }
-  AttentionSource& own = sources.emplace_back();
-  own.tokens.resize(shape.tokens);
-  std::iota(own.tokens.begin(), own.tokens.end(), 0u);
+  for (const auto& [sequence, tokens] : call_.sequences) sources.emplace_back().tokens = tokens;
   const auto& plan = plans_.emplace_back(std::make_unique<AttentionPlan>(shape, std::move(sources)));
   workspace_.Reserve(*plan);
   return *plan;

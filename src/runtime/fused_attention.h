@@ -35,6 +35,8 @@ struct FusedCall {
   std::vector<int32_t> tokens;  // ids
   std::vector<int32_t> positions;
   std::vector<Source> sources;
+  // Tokens of the call by sequence: a sequence's own rows are summed apart from the others'.
+  std::map<int32_t, std::vector<uint32_t>> sequences;
 };
 
 // Of one llama.cpp context, whose cb_eval calls it. Used by one decode at a time.
@@ -90,6 +92,7 @@ class FusedAttention {
   FusedCall call_;
   Status problem_;
   size_t layers_seen_ = 0;
+  bool tokens_seen_ = false;  // among the graph's inputs, and as the call has them
   std::vector<std::unique_ptr<AttentionPlan>> plans_;
   std::unordered_map<const ggml_tensor*, Node> nodes_;
 };

@@ -83,7 +83,6 @@ Status FusedContext::Attach(int sequence, std::vector<PlacedCard> cards) {
   const auto index = static_cast<size_t>(sequence);
   if (cards_.size() <= index) cards_.resize(index + 1);
   cards_[index] = std::move(cards);
-  decoded_[sequence] = static_cast<int32_t>(end);
   attention_.SetGuard(HasCards());
   return {};
 }
@@ -111,6 +110,7 @@ Result<FusedCall> FusedContext::CallOf(const llama_batch& batch, uint32_t most_t
   FusedCall call;
   for (int32_t i = 0; i < batch.n_tokens; ++i) {
     const int sequence = batch.seq_id[i][0];
+    call.sequences[sequence].push_back(static_cast<uint32_t>(i));
     for (const PlacedCard& placed : cards(sequence)) {
       auto source = std::find_if(call.sources.begin(), call.sources.end(),
                                  [&](const FusedCall::Source& other) { return IsSame(other.card, placed); });
@@ -144,18 +144,21 @@ Result<FusedCall> FusedContext::CallOf(const llama_batch& batch, uint32_t most_t
   return call;
 }
 
-// Reports a call of llama_decode at least once, and as long as tokens are there that it decoded without their cards.
+// Reports a call of llama_decode at least once, and as long as there are tokens that it may have decoded without their
+// cards.
 Status FusedContext::CheckStray(llama_context* context) {
   const bool is_new = attention_.TakeStray();
   stray_ = stray_ || is_new;
   if (!stray_) return {};
   const std::string what = "llama_decode was called while cards are attached, and its logits are NaN: ";
-  for (const auto& [sequence, end] : decoded_) {
-    if (cards(sequence).empty() || llama_memory_seq_pos_max(llama_get_memory(context), sequence) < end) continue;
+  // It is not known which tokens it decoded.
+  for (int sequence = 0; sequence < static_cast<int>(llama_n_seq_max(context)); ++sequence) {
+    const auto first = static_cast<llama_pos>(end(sequence));
+    if (llama_memory_seq_pos_max(llama_get_memory(context), sequence) < first) continue;
     return {StatusCode::kInvalidArgument,
             fmt::format("{}remove the tokens of sequence {} from position {} on (llama_memory_seq_rm), and decode them "
                         "through this function",
-                        what, sequence, end)};
+                        what, sequence, first)};
   }
   stray_ = false;
   return is_new ? Status(StatusCode::kInvalidArgument, what + "decode through this function") : Status();
@@ -171,22 +174,23 @@ Status FusedContext::Decode(llama_context* context, const llama_batch& given, in
   const llama_batch& batch = whole.get();
   QKV_ASSIGN_OR_RETURN(FusedCall call, CallOf(batch, std::min(llama_n_ubatch(context), llama_n_batch(context))));
   const bool has_cards = !call.sources.empty();
+  const auto remove = [&] {
+    for (int32_t i = 0; i < batch.n_tokens; ++i) {
+      for (int32_t j = 0; j < batch.n_seq_id[i]; ++j)
+        llama_memory_seq_rm(llama_get_memory(context), batch.seq_id[i][j], batch.pos[i], -1);
+    }
+  };
   attention_.Begin(std::move(call));
   try {
     *result = llama_decode(context, has_cards ? batch : given);
   } catch (...) {
     (void)attention_.End();
+    if (has_cards) remove();
     throw;
   }
   Status status = attention_.End();
-  if (*result == 0 && status.ok()) {
-    for (int32_t i = 0; i < batch.n_tokens; ++i) {
-      if (!cards(batch.seq_id[i][0]).empty()) decoded_[batch.seq_id[i][0]] = batch.pos[i] + 1;
-    }
-  }
   if (*result != 0 || status.ok()) return {};
-  for (int32_t i = 0; i < batch.n_tokens; ++i)
-    llama_memory_seq_rm(llama_get_memory(context), batch.seq_id[i][0], batch.pos[i], -1);
+  remove();
   return status;
 }
 

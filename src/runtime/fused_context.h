@@ -49,7 +49,6 @@ class FusedContext {
 
   FusedAttention attention_;
   std::vector<std::vector<PlacedCard>> cards_;  // of each sequence
-  std::map<int, int32_t> decoded_;              // of sequences with cards: position after the last token decoded here
   bool stray_ = false;                          // since the context has decoded without this one
 };
 
