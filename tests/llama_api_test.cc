@@ -317,6 +317,31 @@ TEST_F(LlamaApiTest, LlamaDecodeItselfWithCardsAttachedIsNoticed) {
   EXPECT_EQ(context->LogitsAfter(suffix_), expected);
 }
 
+TEST_F(LlamaApiTest, ParametersMayServeSeveralContexts) {
+  const App app(Model());
+  const qkv::Card card = CardOf(*sender_);
+  const auto alone = Bound(app);
+  Take(alone->attention.Inject(0, card));
+  const std::vector<float> expected = alone->LogitsAfter(suffix_);
+  llama_context_params params = Context::Params();
+  using LlamaContext = std::unique_ptr<llama_context, decltype(&llama_free)>;
+  auto first = std::make_unique<qkv::Attention>(Take(qkv::Attention::Create(app.model(), &params)));
+  LlamaContext first_llama(llama_init_from_model(app.llama(), params), llama_free);
+  qkv::Attention second = Take(qkv::Attention::Create(app.model(), &params));  // whose callback is the first one's
+  const LlamaContext second_llama(llama_init_from_model(app.llama(), params), llama_free);
+  ASSERT_TRUE(first->Bind(first_llama.get()).ok());
+  Take(first->Inject(0, card));
+  ASSERT_TRUE(second.Bind(second_llama.get()).ok());
+  first_llama.reset();
+  first.reset();
+  Take(second.Inject(0, card));
+  std::vector<int32_t> tokens = suffix_;
+  const Status status = second.Decode(llama_batch_get_one(tokens.data(), static_cast<int32_t>(tokens.size())));
+  ASSERT_TRUE(status.ok()) << status.message();
+  const float* logits = llama_get_logits_ith(second_llama.get(), -1);
+  EXPECT_EQ(std::vector<float>(logits, logits + expected.size()), expected);
+}
+
 TEST_F(LlamaApiTest, WrongCallsSayWhatIsWrongAndChangeNothing) {
   const App app(Model());
   const qkv::Card card = CardOf(*sender_);

@@ -157,6 +157,32 @@ TEST(AttentionSourcesTest, NothingVisibleGivesZerosAndNoNan) {
   }
 }
 
+// Masked cells hold what was removed, or another sequence's: infinities, even, and any number of them.
+TEST(AttentionSourcesTest, MaskedCellsCountForNothing) {
+  std::mt19937 random(11);
+  const AttentionShape shape{2, 4, 2, 64, 64, 600};
+  const auto card = MakeTestCard(shape, {{4, 4}}, std::vector<uint8_t>(50), &random);
+  TestCall call = MakeCall(shape, *card, &random);
+  std::fill(call.mask.begin(), call.mask.end(), Half{0xFC00});
+  const auto show = [&](uint32_t cell) { call.mask[cell] = call.mask[shape.cells + cell] = 0; };
+  for (const uint32_t cell : {3u, 4u, 300u, 599u}) show(cell);
+  const Rows expected = call.Reference();
+  for (const AttendKernels* kernels : AvailableAttendKernels()) {
+    TestCall other = call;
+    other.node.mask = other.mask.data();
+    other.node.keys.data = other.own_keys.data();
+    other.node.values.data = other.own_values.data();
+    const Rows clean = other.Run(*kernels, 2);
+    EXPECT_LT(WorstRowError(clean, expected, shape.value_dim), kPackedError) << kernels->name;
+    const size_t row = size_t{shape.kv_heads} * shape.key_dim;
+    for (const size_t cell : {0u, 5u, 299u, 301u}) {
+      std::fill_n(other.own_keys.begin() + static_cast<ptrdiff_t>(cell * row), row, Half{0x7C00});
+      std::fill_n(other.own_values.begin() + static_cast<ptrdiff_t>(cell * row), row, Half{0x7E00});
+    }
+    EXPECT_EQ(other.Run(*kernels, 2), clean) << kernels->name;
+  }
+}
+
 TEST(AttentionCardTest, BlocksHoldEachTokenOnce) {
   const std::vector<uint32_t> sizes = {600, 0, 5, 16, 1000};
   uint32_t place = 0;
