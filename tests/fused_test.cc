@@ -129,6 +129,20 @@ TEST_F(FusedTest, AttachDetachAttach) {
   EXPECT_GT(RelativeError(with, without), 0.1);
 }
 
+TEST_F(FusedTest, ThreadsChangeNothing) {
+  const PlacedCard card = Place(PackCard(*sender_, 4));
+  std::vector<float> expected;
+  for (const int threads : {1, 2, 4}) {
+    SessionOptions options = FusedOptions();
+    options.threads = threads;
+    const auto fused = MakeSession(*model_, options);
+    ASSERT_TRUE(fused->AttachCards({card}).ok());
+    const std::vector<float> logits = LogitsAfter(fused.get(), suffix_);
+    if (threads == 1) expected = logits;
+    EXPECT_EQ(logits, expected) << threads;
+  }
+}
+
 TEST_F(FusedTest, TheContextIsCardAndOwnTokensButOnlyThoseTakeRows) {
   SessionOptions options = FusedOptions();
   options.context = 200;
