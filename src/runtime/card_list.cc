@@ -94,18 +94,20 @@ Status CheckCardList(std::span<const CardPart> parts) {
 Status CheckChain(std::span<const CardPart> parts) {
   const auto starts_anew = [](const CardPart& part) { return !part.card->has_parent(); };
   if (parts.empty()) return {};
+  if (std::any_of(parts.begin() + 1, parts.end(), starts_anew)) {
+    return {
+        StatusCode::kUnsupported,
+        fmt::format("a card of what follows can name one parent only, but there are {} cards that do not all continue "
+                    "each other",
+                    parts.size())};
+  }
   // A receiver of the delta would put its parents where they were packed.
   if (parts.front().offset != 0 ||
       std::any_of(parts.begin(), parts.end(), [](const CardPart& part) { return part.shift() != 0; })) {
     return {StatusCode::kUnsupported,
             "cards that lie at other places than they were packed at cannot be continued by a card"};
   }
-  if (std::none_of(parts.begin() + 1, parts.end(), starts_anew)) return {};
-  return {
-      StatusCode::kUnsupported,
-      fmt::format("a card of what follows can name one parent only, but there are {} cards that do not all continue "
-                  "each other",
-                  parts.size())};
+  return {};
 }
 
 std::vector<int32_t> TokensOf(std::span<const CardPart> parts) {
