@@ -39,7 +39,8 @@ QKV_API qkv_status qkv_model_borrow(struct llama_model* llama, const char* path,
 typedef struct qkv_attention qkv_attention;
 
 /* Sets cb_eval and cb_eval_user_data of the parameters that the context will be made with. A callback that is there is
- * called too, for every node as llama.cpp made it. */
+ * called too, for every node as llama.cpp made it. The same parameters may serve further contexts for as long as this
+ * qkv_attention is there. */
 QKV_API qkv_status qkv_attention_create(const qkv_model* model, struct llama_context_params* params,
                                         qkv_attention** attention, qkv_error* error);
 /* After llama_free of the context, which calls it. */
