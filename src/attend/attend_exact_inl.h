@@ -124,12 +124,9 @@ struct TransposedKeys {
 template <size_t kRows, class Keys>
 HWY_INLINE void ExactKeyBlock(const Keys& keys, size_t dim, const float* queries, float* out, size_t stride) {
   const Floats d;
-  constexpr size_t kChains = kRows == 1 ? 4 : kRows <= 3 ? 2 : 1;  // else each sum waits for the one before
-  Vec<Floats> sums[kChains][kRows][kKeyVectors];
-  for (auto& chain : sums) {
-    for (auto& row : chain) {
-      for (auto& sum : row) sum = hn::Zero(d);
-    }
+  Vec<Floats> sums[kRows][kKeyVectors];
+  for (auto& row : sums) {
+    for (auto& sum : row) sum = hn::Zero(d);
   }
   for (size_t channel = 0; channel < dim; channel += 8) {
     const auto eight = keys(channel);
@@ -137,16 +134,14 @@ HWY_INLINE void ExactKeyBlock(const Keys& keys, size_t dim, const float* queries
       for (size_t r = 0; r < kRows; ++r) {
         const auto q = hn::Set(d, queries[r * dim + channel + c]);
         for (size_t i = 0; i < kKeyVectors; ++i) {
-          auto& sum = sums[c % kChains][r][i];
-          sum = hn::MulAdd(eight.Get(c, i), q, sum);
+          sums[r][i] = hn::MulAdd(eight.Get(c, i), q, sums[r][i]);
         }
       }
     }
   }
   for (size_t r = 0; r < kRows; ++r) {
     for (size_t i = 0; i < kKeyVectors; ++i) {
-      for (size_t chain = 1; chain < kChains; ++chain) sums[0][r][i] = hn::Add(sums[0][r][i], sums[chain][r][i]);
-      hn::StoreU(sums[0][r][i], d, out + r * stride + i * hn::MaxLanes(d));
+      hn::StoreU(sums[r][i], d, out + r * stride + i * hn::MaxLanes(d));
     }
   }
 }

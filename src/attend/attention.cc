@@ -29,12 +29,15 @@ bool IsPacked(const BlockLayout& layout) {
 
 }  // namespace
 
-// Prepared queries, [kv_heads, query rows of the plan, ...].
+// What is prepared before any item: queries, [kv_heads, query rows of the plan, ...], and what they see of the own
+// cache.
 struct AttentionWorkspace::Queries {
   std::vector<float> exact;
   std::vector<int8_t> packed;
   std::vector<float> scale, bias;
   std::vector<int32_t> sum;
+  std::vector<uint32_t> cells;    // [own units of the plan, cells]: those that some token of the unit sees, ascending
+  std::vector<uint32_t> visible;  // how many, of each
 };
 
 // What one thread needs for one item.
@@ -55,7 +58,6 @@ struct AttentionWorkspace::Scratch {
   std::vector<float> rescale, unit, zeros;
   std::vector<uint32_t> first_visible;
   std::vector<const Half*> mask;
-  std::vector<uint32_t> cells;                       // of the own cache, that are seen
   std::vector<Half> own_keys, own_values, own_mask;  // of a block of them, where they are not neighbours
   Tile codes, tile;                                  // of a partial tile
   std::array<RowScale, kTileTokens> tail_scales;     // of one
@@ -76,6 +78,8 @@ void AttentionWorkspace::Reserve(const AttentionPlan& plan) {
   grow(&queries_->scale, rows);
   grow(&queries_->bias, rows);
   grow(&queries_->sum, rows);
+  grow(&queries_->cells, plan.own_units_ * shape.cells);
+  grow(&queries_->visible, plan.own_units_);
   grow(&partials_, plan.partial_rows_ * (2 + 2 * static_cast<size_t>(shape.value_dim)));
 }
 
@@ -112,7 +116,7 @@ class AttentionWorker {
   void AttendOwn(const AttentionPlan::Item& item, const Rows& rows);
   void AttendCells(const AttentionPlan::Item& item, std::span<const uint32_t> cells, const Rows& rows);
   bool FindFirstVisible(const AttentionPlan::Unit& unit, const TokenBlock& block);
-  void FindVisibleCells(const AttentionPlan::Unit& unit, uint32_t begin, uint32_t end);
+  void FindVisibleCells(const AttentionPlan::Unit& unit);
   OwnRows Gather(const OwnRows& rows, size_t kv_head, std::span<const uint32_t> cells, size_t dim,
                  std::vector<Half>* copy) const;
   void GatherMask(const AttentionPlan::Unit& unit, std::span<const uint32_t> cells);
@@ -147,6 +151,7 @@ void AttentionWorker::Prepare(size_t item) {
   const AttentionPlan::Unit& unit = plan_.units_[item / shape_.kv_heads];
   const size_t kv_head = item % shape_.kv_heads;
   const AttentionSource& source = plan_.sources_[unit.source];
+  if (source.card == nullptr && kv_head == 0) FindVisibleCells(unit);
   size_t row = kv_head * plan_.query_rows_ + unit.row;
   for (uint32_t i = 0; i < unit.tokens; ++i) {
     const uint32_t token = source.tokens[unit.first + i];
@@ -179,6 +184,22 @@ void AttentionWorker::PrepareRow(const AttentionSource& source, size_t kv_head, 
   queries_.scale[row] =
       attend_.quantize_query(q.data(), dim, &queries_.packed[row * stride], stride, &queries_.sum[row]);
   queries_.bias[row] = bias;
+}
+
+// Cells that some token of the unit sees. Others may hold anything, and so count for nothing: neither do their values,
+// nor their number, on which the order of sums would depend.
+void AttentionWorker::FindVisibleCells(const AttentionPlan::Unit& unit) {
+  const uint32_t* tokens = plan_.sources_[unit.source].tokens.data() + unit.first;
+  const auto seen = [&](uint32_t cell) {
+    return std::any_of(tokens, tokens + unit.tokens,
+                       [&](uint32_t token) { return node_.mask[token * node_.mask_stride + cell] != kMinusInfinity; });
+  };
+  uint32_t* cells = queries_.cells.data() + unit.cells * shape_.cells;
+  uint32_t count = 0;
+  for (uint32_t cell = 0; cell < shape_.cells; ++cell) {
+    if (node_.mask == nullptr || seen(cell)) cells[count++] = cell;
+  }
+  queries_.visible[unit.cells] = count;
 }
 
 // ---- One item ----
@@ -315,20 +336,6 @@ void AttentionWorker::AttendBlock(const AttentionPlan::Item& item, const TokenBl
                      scratch_.zeros.data(), rows.count, rows.packed_values);
 }
 
-// Cells that some token of the unit sees. Others may hold anything, and so count for nothing: neither do their values,
-// nor their number, on which the order of sums would depend.
-void AttentionWorker::FindVisibleCells(const AttentionPlan::Unit& unit, uint32_t begin, uint32_t end) {
-  const uint32_t* tokens = plan_.sources_[unit.source].tokens.data() + unit.first;
-  const auto seen = [&](uint32_t cell) {
-    return std::any_of(tokens, tokens + unit.tokens,
-                       [&](uint32_t token) { return node_.mask[token * node_.mask_stride + cell] != kMinusInfinity; });
-  };
-  scratch_.cells.clear();
-  for (uint32_t cell = begin; cell < end; ++cell) {
-    if (node_.mask == nullptr || seen(cell)) scratch_.cells.push_back(cell);
-  }
-}
-
 // These cells' rows, in one piece.
 OwnRows AttentionWorker::Gather(const OwnRows& rows, size_t kv_head, std::span<const uint32_t> cells, size_t dim,
                                 std::vector<Half>* copy) const {
@@ -353,11 +360,10 @@ void AttentionWorker::GatherMask(const AttentionPlan::Unit& unit, std::span<cons
 
 void AttentionWorker::AttendOwn(const AttentionPlan::Item& item, const Rows& rows) {
   const AttentionPlan::Unit& unit = plan_.units_[item.unit];
-  FindVisibleCells(unit, item.begin, item.end);
-  for (size_t first = 0; first < scratch_.cells.size(); first += kMaxBlockTokens) {
-    const auto cells = std::span<const uint32_t>(scratch_.cells).subspan(first);
-    AttendCells(item, cells.first(std::min(kMaxBlockTokens, cells.size())), rows);
-  }
+  const uint32_t* cells = queries_.cells.data() + unit.cells * shape_.cells;
+  const size_t end = std::min(item.end, queries_.visible[unit.cells]);
+  for (size_t first = item.begin; first < end; first += kMaxBlockTokens)
+    AttendCells(item, {cells + first, std::min(kMaxBlockTokens, end - first)}, rows);
 }
 
 void AttentionWorker::AttendCells(const AttentionPlan::Item& item, std::span<const uint32_t> cells, const Rows& rows) {

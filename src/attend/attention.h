@@ -79,10 +79,11 @@ class AttentionPlan {
     uint32_t source = 0;
     uint32_t first = 0, tokens = 0;  // in the source's list
     size_t row = 0;                  // of its first query in the workspace
+    size_t cells = 0;                // of the own cache: its list of visible ones in the workspace
   };
   struct Item {
     uint32_t unit = 0, kv_head = 0, group = 0;
-    uint32_t begin = 0, end = 0;  // blocks of the card, or cells
+    uint32_t begin = 0, end = 0;  // blocks of the card, or of the cells that its unit sees
     size_t partial = 0;           // of its first row in the workspace
   };
   // Items whose results are merged: of one group of tokens and one KV head.
@@ -102,6 +103,7 @@ class AttentionPlan {
   std::vector<Group> groups_;
   size_t query_rows_ = 0;  // of one KV head
   size_t partial_rows_ = 0;
+  size_t own_units_ = 0;
 };
 
 class AttentionWorkspace {

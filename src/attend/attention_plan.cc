@@ -31,6 +31,7 @@ AttentionPlan::AttentionPlan(const AttentionShape& shape, std::vector<AttentionS
       unit.tokens = static_cast<uint32_t>(to - from);
       unit.row = query_rows_;
       query_rows_ += static_cast<size_t>(unit.tokens) * shape.group();
+      if (sources_[source].card == nullptr) unit.cells = own_units_++;
     }
     for (uint32_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
       const auto first_item = static_cast<uint32_t>(items_.size());

@@ -122,6 +122,48 @@ TEST(AttentionSourcesTest, EachTokenSeesItsOwnSourcesAlone) {
   }
 }
 
+// Sums are rounded in an order that other rows and the cells of others have no part in.
+TEST(AttentionSourcesTest, RowsAreAlikeSharedOrAlone) {
+  std::mt19937 random(12);
+  const std::vector<Level> levels = {{4, 4}, {2, 8}, {16, 4}, {4, 16}, kExactLevel};
+  for (const uint32_t heads : {3u, 21u}) {
+    const AttentionShape shape{11, heads, 3, 72, 72, 48};
+    const auto card = MakeTestCard(shape, levels, RandomLevels(2500, levels.size(), &random), &random);
+    TestCall shared = MakeCall(shape, *card, &random);
+    shared.node.window = 1200;
+    TestCall alone = shared;
+    alone.sources.clear();
+    for (uint32_t i = 0; i < shape.tokens; ++i) alone.sources.push_back({&card->card, 0, INT32_MAX, {i}});
+    for (uint32_t i = 0; i < shape.tokens; ++i) alone.sources.push_back({nullptr, 0, 0, {i}});
+    for (const AttendKernels* kernels : AvailableAttendKernels())
+      EXPECT_EQ(shared.Run(*kernels, 2), alone.Run(*kernels, 2)) << kernels->name << heads;
+  }
+}
+
+TEST(AttentionSourcesTest, CellsAreAlikeWhereverTheyLie) {
+  std::mt19937 random(13);
+  constexpr uint32_t kVisible = 5000;
+  const AttentionShape shape{2, 4, 2, 64, 64, kVisible};
+  const auto card = MakeTestCard(shape, {{4, 4}}, std::vector<uint8_t>(50), &random);
+  TestCall tight = MakeCall(shape, *card, &random);
+  std::fill(tight.mask.begin(), tight.mask.end(), Half{0});
+  tight.mask[7] = 0xFC00;  // one that only the other token sees
+  // The same among as many cells of others, in pieces.
+  TestCall wide = MakeCall({2, 4, 2, 64, 64, 2 * kVisible}, *card, &random);
+  wide.q = tight.q;
+  wide.node.q = wide.q.data();
+  std::fill(wide.mask.begin(), wide.mask.end(), Half{0xFC00});
+  const size_t row = size_t{shape.kv_heads} * shape.key_dim;
+  for (uint32_t cell = 0, to = 0; cell < kVisible; ++cell, to += cell % 100 == 0 ? 101 : 1) {
+    for (uint32_t token = 0; token < 2; ++token)
+      wide.mask[token * 2 * kVisible + to] = tight.mask[token * kVisible + cell];
+    std::copy_n(&tight.own_keys[cell * row], row, &wide.own_keys[to * row]);
+    std::copy_n(&tight.own_values[cell * row], row, &wide.own_values[to * row]);
+  }
+  for (const AttendKernels* kernels : AvailableAttendKernels())
+    EXPECT_EQ(wide.Run(*kernels, 2), tight.Run(*kernels, 2)) << kernels->name;
+}
+
 // Layers may differ in heads. A call's plans are all made before the first layer runs.
 TEST(AttentionSourcesTest, LayersOfSeveralShapesShareAWorkspace) {
   std::mt19937 random(11);
