@@ -284,6 +284,17 @@ TEST_F(FusedTest, SequencesWithDifferentCardsKnowNothingOfEachOther) {
   EXPECT_LT(RelativeError(after, LogitsAfter(alone.get(), {9})), 1e-3);
 }
 
+TEST_F(FusedTest, ACardThatIsOpenedTwiceIsReadOnce) {
+  SessionOptions options = FusedOptions();
+  options.sequences = 2;
+  const auto fused = MakeSession(*model_, options);
+  ASSERT_TRUE(fused->AttachCards({Place(PackCard(*sender_, 4))}, 0).ok());
+  ASSERT_TRUE(fused->AttachCards({Place(PackCard(*sender_, 4))}, 1).ok());
+  EXPECT_EQ(fused->cards(0).front().card, fused->cards(1).front().card);
+  ASSERT_TRUE(fused->AttachCards({Place(PackCard(*sender_, 8))}, 1).ok());
+  EXPECT_NE(fused->cards(0).front().card, fused->cards(1).front().card);
+}
+
 TEST_F(FusedTest, WhatRulesItOutIsSaid) {
   SessionOptions options = FusedOptions();
   options.cache_type_k = CacheType::kQ8_0;

@@ -138,6 +138,8 @@ class LlamaApiTest : public SessionTest {
   }
   std::string Model() const { return Path("model.gguf"); }
 
+  void ExpectIndependentSequences(double bits);
+
   const std::vector<int32_t> prefix_ = SomeTokens(150);
   const std::vector<int32_t> suffix_ = SomeTokens(20, 3);
   std::unique_ptr<qkvshare::Model> model_;
@@ -171,7 +173,6 @@ TEST_F(LlamaApiTest, ACardIsReadAsBySessions) {
     EXPECT_EQ(result, 0);
     llama_batch_free(batch);
     EXPECT_LT(RelativeError(context->Logits(), Logits(*session)), kPackedError) << mode;
-    context->Empty(1);
     ASSERT_TRUE(context->attention.Detach(1).ok());
   }
 }
@@ -193,7 +194,6 @@ TEST_F(LlamaApiTest, AttachDetachAttach) {
     }
     with = logits;
     ASSERT_TRUE(context->attention.Detach(0).ok());
-    context->Empty();
     ASSERT_EQ(llama_decode(context->llama.get(), llama_batch_get_one(tokens.data(), 20)), 0);
     EXPECT_EQ(context->Logits(), without) << "without a card it is llama.cpp, to the bit";
     context->Empty();
@@ -225,10 +225,9 @@ TEST_F(LlamaApiTest, ThreadsWithAContextEachShareACard) {
   for (size_t i = 1; i < contexts.size(); ++i) EXPECT_EQ(logits[i], expected) << i;
 }
 
-// Whatever becomes of a neighbour, to the bit.
-TEST_F(LlamaApiTest, SequencesOfOneCallDoNotChangeEachOther) {
+void LlamaApiTest::ExpectIndependentSequences(double bits) {
   const App app(Model());
-  const qkv::Card first = CardOf(*sender_, 4);
+  const qkv::Card first = CardOf(*sender_, bits);
   const auto other = MakeSession(*model_);
   Prefill(other.get(), SomeTokens(90, 17));
   const qkv::Card second = CardOf(*other);
@@ -243,7 +242,6 @@ TEST_F(LlamaApiTest, SequencesOfOneCallDoNotChangeEachOther) {
       EXPECT_TRUE(context->attention.Detach(1).ok());
     }
     if (neighbour == Neighbour::kIsAnother) {
-      context->Empty(1);
       Take(context->attention.Inject(1, first, QKV_INJECT_FUSED));
       context->DecodeTogether({{1, 150, SomeTokens(12, 80)}});
     }
@@ -263,6 +261,42 @@ TEST_F(LlamaApiTest, SequencesOfOneCallDoNotChangeEachOther) {
   EXPECT_LT(RelativeError(expected[0], alone->LogitsAfter({7})), 1e-3);
 }
 
+// Whatever becomes of a neighbour, to the bit; also where it gets a card that this sequence has, whose tiles they
+// share.
+TEST_F(LlamaApiTest, SequencesOfOneCallDoNotChangeEachOther) {
+  for (const double bits : {4.0, 16.0}) ExpectIndependentSequences(bits);
+}
+
+// A copy goes on from the cards too, or not at all.
+TEST_F(LlamaApiTest, CopiesOfASequenceHaveItsCards) {
+  const App app(Model());
+  const qkv::Card card = CardOf(*sender_, 4);
+  const auto context = Bound(app);
+  Take(context->attention.Inject(0, card, QKV_INJECT_FUSED));
+  context->DecodeTogether({{0, 150, suffix_}});
+  ASSERT_TRUE(context->attention.Copy(0, 1).ok());
+  Bad(context->attention.Copy(0, 1), StatusCode::kInvalidArgument, "sequence 1 is not empty");
+  Bad(context->attention.Copy(7, 1), StatusCode::kInvalidArgument, "no sequence 7");
+  llama_memory_seq_cp(llama_get_memory(context->llama.get()), 0, 2, -1, -1);
+  int32_t token = 7;
+  llama_pos position = 170;
+  int32_t one = 1;
+  llama_seq_id id = 2;
+  llama_seq_id* ids = &id;
+  llama_batch batch = {1, &token, nullptr, &position, &one, &ids, nullptr};
+  Bad(context->attention.Decode(batch), StatusCode::kInvalidArgument, "sequence 2 has the tokens after the cards");
+  ASSERT_TRUE(context->attention.Detach(2).ok());
+  const auto logits = context->DecodeTogether({{0, 170, {7}}, {1, 170, {7}}});
+  EXPECT_EQ(logits[0], logits[1]);
+  ASSERT_TRUE(context->attention.Detach(0).ok());
+  const auto later = context->DecodeTogether({{1, 171, {8}}, {2, 0, {9}}});
+  Take(context->attention.Inject(0, card, QKV_INJECT_FUSED));
+  context->DecodeTogether({{0, 150, suffix_}});
+  context->DecodeTogether({{0, 170, {7}}, {2, 1, {9}}});
+  ASSERT_TRUE(context->attention.Detach(2).ok());
+  EXPECT_LT(RelativeError(context->DecodeTogether({{0, 171, {8}}, {2, 0, {9}}})[0], later[0]), 1e-5);
+}
+
 TEST_F(LlamaApiTest, ReceiversInTurnAreAlikeAndTakeNoMoreMemory) {
   const App app(Model());
   const qkv::Card card = CardOf(*sender_, 4);
@@ -272,7 +306,6 @@ TEST_F(LlamaApiTest, ReceiversInTurnAreAlikeAndTakeNoMoreMemory) {
     Take(context->attention.Inject(sequence, {&placed, 1}, QKV_INJECT_FUSED));
     std::vector<float> logits = context->DecodeTogether({{sequence, offset + 150, suffix_}}).front();
     EXPECT_TRUE(context->attention.Detach(sequence).ok());
-    context->Empty(sequence);
     return logits;
   };
   const std::vector<float> expected = receive(0, 0);

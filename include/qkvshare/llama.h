@@ -67,7 +67,7 @@ QKV_API qkv_status qkv_attention_get_info(const qkv_attention* attention, qkv_at
 typedef struct qkv_placed_card {
   const qkv_card* card;
   uint32_t offset; /* position of its first token, or QKV_NEXT: where the card before ends, 0 for the first */
-  uint32_t tokens; /* 0: all, or as many as the delta card after it continues */
+  uint32_t tokens; /* 0: all, or where a delta card follows at QKV_NEXT, as many as that one continues */
 } qkv_placed_card;
 
 /* Puts cards, in the order of their places, into a sequence that has no tokens and no cards. What follows is decoded
@@ -81,16 +81,19 @@ typedef struct qkv_placed_card {
 QKV_API qkv_status qkv_attention_inject(qkv_attention* attention, int32_t sequence, const qkv_placed_card* cards,
                                         size_t card_count, qkv_inject mode, qkv_injection* injection,
                                         size_t injection_size, qkv_error* error);
-/* Takes the sequence's attached cards away, if it has any; tokens that were decoded after them stay. Also for a
- * sequence whose restored tokens have been removed with llama_memory_seq_rm. */
+/* Empties a sequence: takes its cards away, and its tokens, which continue them. */
 QKV_API qkv_status qkv_attention_detach(qkv_attention* attention, int32_t sequence, qkv_error* error);
+/* Gives an empty sequence the cards and tokens of another, as llama_memory_seq_cp does with tokens alone: nothing is
+ * copied in memory, and the two go on independently. QKV_INVALID_ARGUMENT where `to` is not empty. */
+QKV_API qkv_status qkv_attention_copy(qkv_attention* attention, int32_t from, int32_t to, qkv_error* error);
 
 /* llama_decode over the attached cards; without any it is llama_decode. result: what that returned, or -1 where it was
  * not called; may be NULL. Positions and sequences may be left out of the batch, as for llama_decode: positions then
  * follow the cards. QKV_INVALID_ARGUMENT before anything is decoded: more than n_ubatch tokens, a token before the end
- * of its sequence's cards, a token of several sequences of which one has cards; and after llama_decode was called
- * while cards were attached. QKV_OUT_OF_RANGE (the context is full), QKV_CANCELLED, QKV_UNSUPPORTED and QKV_INTERNAL
- * (attention did not go over the cards: the batch's tokens are not kept). */
+ * of its sequence's cards, a token of several sequences of which one has cards, a sequence that has got the tokens
+ * after cards by llama_memory_seq_cp; and after llama_decode was called while cards were attached. QKV_OUT_OF_RANGE
+ * (the context is full), QKV_CANCELLED, QKV_UNSUPPORTED and QKV_INTERNAL (attention did not go over the cards: the
+ * batch's tokens are not kept). */
 QKV_API qkv_status qkv_attention_decode(qkv_attention* attention, const struct llama_batch* batch, int32_t* result,
                                         qkv_error* error);
 

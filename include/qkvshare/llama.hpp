@@ -59,6 +59,9 @@ class Attention {
   Status Detach(int32_t sequence) {
     return detail::Call([&](qkv_error* error) { return qkv_attention_detach(get(), sequence, error); });
   }
+  Status Copy(int32_t from, int32_t to) {
+    return detail::Call([&](qkv_error* error) { return qkv_attention_copy(get(), from, to, error); });
+  }
   // result: llama_decode's; may be null.
   Status Decode(const llama_batch& batch, int32_t* result = nullptr) {
     return detail::Call([&](qkv_error* error) { return qkv_attention_decode(get(), &batch, result, error); });

@@ -110,8 +110,18 @@ qkv_status qkv_attention_detach(qkv_attention* attention, int32_t sequence, qkv_
   return api::Call(error, [&]() -> Status {
     QKV_RETURN_IF_ERROR(CheckBound(attention));
     QKV_RETURN_IF_ERROR(attention->context->CheckSequence(sequence));
-    attention->context->Detach(sequence);
-    if (attention->context->IsEmpty(sequence)) attention->restored.erase(sequence);
+    attention->context->Clear(sequence);
+    attention->restored.erase(sequence);
+    return {};
+  });
+}
+
+qkv_status qkv_attention_copy(qkv_attention* attention, int32_t from, int32_t to, qkv_error* error) {
+  return api::Call(error, [&]() -> Status {
+    QKV_RETURN_IF_ERROR(CheckBound(attention));
+    QKV_RETURN_IF_ERROR(attention->context->Copy(from, to));
+    attention->restored.erase(to);
+    if (attention->restored.contains(from)) attention->restored.insert(to);
     return {};
   });
 }

@@ -27,6 +27,11 @@ bool IsPacked(const BlockLayout& layout) {
   return std::any_of(layout.runs.begin(), layout.runs.end(), [](const auto& run) { return run.bits < 16; });
 }
 
+bool AreNeighbours(std::span<const uint32_t> cells) {
+  return std::adjacent_find(cells.begin(), cells.end(), [](uint32_t a, uint32_t b) { return b != a + 1; }) ==
+         cells.end();
+}
+
 }  // namespace
 
 // What is prepared before any item: queries, [kv_heads, query rows of the plan, ...], and what they see of the own
@@ -36,7 +41,7 @@ struct AttentionWorkspace::Queries {
   std::vector<int8_t> packed;
   std::vector<float> scale, bias;
   std::vector<int32_t> sum;
-  std::vector<uint32_t> cells;    // [own units of the plan, cells]: those that some token of the unit sees, ascending
+  std::vector<uint32_t> cells;    // [own units of the plan, cells]: those that some token of the unit sees, in order
   std::vector<uint32_t> visible;  // how many, of each
 };
 
@@ -200,6 +205,11 @@ void AttentionWorker::FindVisibleCells(const AttentionPlan::Unit& unit) {
     if (node_.mask == nullptr || seen(cell)) cells[count++] = cell;
   }
   queries_.visible[unit.cells] = count;
+  const auto before = [order = node_.cell_order](uint32_t a, uint32_t b) {
+    return order[a] != order[b] ? order[a] < order[b] : a < b;
+  };
+  if (node_.cell_order != nullptr && !std::is_sorted(cells, cells + count, before))
+    std::sort(cells, cells + count, before);
 }
 
 // ---- One item ----
@@ -340,8 +350,7 @@ void AttentionWorker::AttendBlock(const AttentionPlan::Item& item, const TokenBl
 OwnRows AttentionWorker::Gather(const OwnRows& rows, size_t kv_head, std::span<const uint32_t> cells, size_t dim,
                                 std::vector<Half>* copy) const {
   const Half* first = rows.data + kv_head * rows.head_stride;
-  if (cells.back() - cells.front() + 1 == cells.size())
-    return {first + cells.front() * rows.cell_stride, rows.cell_stride, 0};
+  if (AreNeighbours(cells)) return {first + cells.front() * rows.cell_stride, rows.cell_stride, 0};
   copy->resize(kMaxBlockTokens * dim);
   for (size_t i = 0; i < cells.size(); ++i) std::copy_n(first + cells[i] * rows.cell_stride, dim, &(*copy)[i * dim]);
   return {copy->data(), dim, 0};

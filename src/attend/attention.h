@@ -52,6 +52,9 @@ struct AttentionNode {
   OwnRows keys, values;
   const Half* mask = nullptr;  // token i, cell j at mask + i * mask_stride + j
   size_t mask_stride = 0;
+  // Of each cell: cells are taken in ascending order of it, so that it does not matter to the last bit which cells were
+  // free when they were filled. Null: as they lie.
+  const int32_t* cell_order = nullptr;
   // Rotates a query [key_dim] for the source of this index, which has a shift. May be empty if none has.
   std::function<void(size_t source, float* q)> rotate;
   float* out = nullptr;  // [tokens, heads, value_dim]

@@ -140,6 +140,30 @@ TEST(AttentionSourcesTest, RowsAreAlikeSharedOrAlone) {
   }
 }
 
+TEST(AttentionSourcesTest, CellsAreAlikeInWhateverOrderTheyLie) {
+  std::mt19937 random(14);
+  const AttentionShape shape{2, 4, 2, 64, 64, 300};
+  const auto card = MakeTestCard(shape, {{4, 4}}, std::vector<uint8_t>(50), &random);
+  TestCall given = MakeCall(shape, *card, &random);
+  std::fill(given.mask.begin(), given.mask.end(), Half{0});
+  TestCall shuffled = given;
+  shuffled.node.q = shuffled.q.data();
+  shuffled.node.keys.data = shuffled.own_keys.data();
+  shuffled.node.values.data = shuffled.own_values.data();
+  std::vector<uint32_t> to = AllTokens(shape.cells);
+  std::shuffle(to.begin(), to.end(), random);
+  std::vector<int32_t> order(shape.cells);
+  const size_t row = size_t{shape.kv_heads} * shape.key_dim;
+  for (uint32_t cell = 0; cell < shape.cells; ++cell) {
+    order[to[cell]] = static_cast<int32_t>(cell);
+    std::copy_n(&given.own_keys[cell * row], row, &shuffled.own_keys[to[cell] * row]);
+    std::copy_n(&given.own_values[cell * row], row, &shuffled.own_values[to[cell] * row]);
+  }
+  shuffled.node.cell_order = order.data();
+  for (const AttendKernels* kernels : AvailableAttendKernels())
+    EXPECT_EQ(shuffled.Run(*kernels, 2), given.Run(*kernels, 2)) << kernels->name;
+}
+
 TEST(AttentionSourcesTest, CellsAreAlikeWhereverTheyLie) {
   std::mt19937 random(13);
   constexpr uint32_t kVisible = 5000;

@@ -56,6 +56,7 @@ class Card {
   int32_t position_offset() const { return positions_.front(); }
   // Identifies the content: digest over the section table, which holds each section's digest.
   const Digest& content_id() const { return content_id_; }
+  ByteSpan bytes() const { return bytes_; }
   size_t file_bytes() const { return bytes_.size(); }
   // Bytes of all keys and values sections: codes, scales and their alignment.
   size_t payload_bytes() const { return payload_bytes_; }

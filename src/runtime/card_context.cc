@@ -136,6 +136,21 @@ void CardContext::Detach(int sequence) {
   if (fused_ != nullptr) fused_->Detach(sequence);
 }
 
+void CardContext::Clear(int sequence) {
+  Detach(sequence);
+  llama_memory_seq_rm(llama_get_memory(context_), sequence, -1, -1);
+}
+
+Status CardContext::Copy(int from, int to) {
+  QKV_RETURN_IF_ERROR(CheckSequence(from));
+  QKV_RETURN_IF_ERROR(CheckSequence(to));
+  if (!IsEmpty(to) || !cards(to).empty())
+    return {StatusCode::kInvalidArgument, fmt::format("sequence {} is not empty: detach it first", to)};
+  if (fused_ != nullptr && !cards(from).empty()) QKV_RETURN_IF_ERROR(fused_->Attach(to, cards(from)));
+  llama_memory_seq_cp(llama_get_memory(context_), from, to, -1, -1);
+  return {};
+}
+
 const std::vector<PlacedCard>& CardContext::cards(int sequence) const {
   static const std::vector<PlacedCard> kNone;
   return fused_ != nullptr ? fused_->cards(sequence) : kNone;

@@ -70,6 +70,11 @@ class CardContext {
   // Replaces the cards of a sequence, after CheckAttach; its rows stay.
   Status Attach(std::vector<PlacedCard> cards, int sequence);
   void Detach(int sequence);
+  // Takes the sequence's cards away, and all its tokens.
+  void Clear(int sequence);
+  // Gives the sequence `to` the cards and tokens of another; the rows are shared, not copied. kInvalidArgument where it
+  // has some already.
+  Status Copy(int from, int to);
   const std::vector<PlacedCard>& cards(int sequence) const;
   // Tokens before which all attached cards of the sequence end.
   uint32_t end(int sequence) const;

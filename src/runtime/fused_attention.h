@@ -32,7 +32,7 @@ struct FusedCall {
     PlacedCard card;
     std::vector<uint32_t> tokens;  // of the call, ascending
   };
-  std::vector<int32_t> tokens;  // ids
+  std::vector<int32_t> tokens;  // ids; only where there are sources
   std::vector<int32_t> positions;
   std::vector<Source> sources;
   // Tokens of the call by sequence: a sequence's own rows are summed apart from the others'.
@@ -77,6 +77,7 @@ class FusedAttention {
   static void Compute(ggml_tensor* node, int thread, int threads, void* self);
   void Replace(ggml_tensor* node, std::unique_ptr<AttentionRun> run);
   Status CheckInputs(const ggml_tensor* node);
+  void RecordCells(const ggml_tensor* node);
   Status CheckNode(const ggml_tensor* node, int layer) const;
   const AttentionPlan& PlanFor(const AttentionShape& shape);
   std::vector<const RopeShift*> ShiftsOf(size_t layer);
@@ -86,6 +87,9 @@ class FusedAttention {
   Params custom_params_;  // of an operation that calls Compute
   std::vector<FusedLayer> layers_;
   std::map<std::pair<size_t, int32_t>, RopeShift> shifts_;  // of a layer, by so many positions
+  // Of each cell: the position that was written there last, as far as calls here did it. By the layers' window: those
+  // with one have a cache of their own.
+  std::map<uint32_t, std::vector<int32_t>> cell_positions_;
   bool guarded_ = false;
   bool stray_ = false;
   bool active_ = false;

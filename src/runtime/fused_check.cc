@@ -15,7 +15,7 @@
 namespace qkvshare {
 namespace {
 
-// The self-test: a card of so many tokens, and so many after it.
+// The self-test: a card of so many tokens, the first ones exact and the others packed, and so many after it.
 constexpr size_t kTestCard = 20;
 constexpr size_t kTestSuffix = 4;
 // KL divergence between the two ways, in nats. llama.cpp's own noise is about 0.003; rows that are read wrongly give 1
@@ -53,9 +53,9 @@ Result<std::vector<float>> Read(std::span<const int32_t> tokens, size_t first, C
   return std::vector<float>(logits, logits + context->model().vocab_size());
 }
 
-Result<std::shared_ptr<const AttachedCard>> PackExact(std::span<const int32_t> tokens, const CardContext& context) {
+Result<std::shared_ptr<const AttachedCard>> PackTest(std::span<const int32_t> tokens, const CardContext& context) {
   PackOptions options;
-  options.code_bits = 16;
+  options.code_bits = 8;
   PackTimes times;
   QKV_ASSIGN_OR_RETURN(const PackedCard packed, PackTokens({context, tokens}, options, &times));
   QKV_ASSIGN_OR_RETURN(Card card, Card::FromBytes(packed.Bytes()));
@@ -69,7 +69,7 @@ Status TestFused(CardContext* context) {
   for (size_t i = 0; i < kTestCard + kTestSuffix; ++i) tokens.push_back(static_cast<int32_t>((i * 7919 + 11) % vocab));
   const std::span all(tokens);
   QKV_RETURN_IF_ERROR(Read(all.first(kTestCard), 0, context).status());
-  QKV_ASSIGN_OR_RETURN(std::shared_ptr<const AttachedCard> card, PackExact(all.first(kTestCard), *context));
+  QKV_ASSIGN_OR_RETURN(std::shared_ptr<const AttachedCard> card, PackTest(all.first(kTestCard), *context));
   QKV_ASSIGN_OR_RETURN(const std::vector<float> native, Read(all.subspan(kTestCard), kTestCard, context));
   llama_memory_clear(llama_get_memory(context->handle()), /*data=*/true);
   QKV_RETURN_IF_ERROR(context->Attach({{std::move(card), 0, kTestCard}}, 0));

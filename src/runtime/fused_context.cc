@@ -67,6 +67,11 @@ Result<std::unique_ptr<FusedContext>> FusedContext::Create() {
   return std::unique_ptr<FusedContext>(new FusedContext(*kernels, *attend));
 }
 
+void FusedContext::SetLayers(std::vector<FusedLayer> layers) {
+  windowed_ = std::any_of(layers.begin(), layers.end(), [](const FusedLayer& layer) { return layer.window > 0; });
+  attention_.SetLayers(std::move(layers));
+}
+
 Status FusedContext::Attach(int sequence, std::vector<PlacedCard> cards) {
   uint32_t end = 0;
   for (const PlacedCard& placed : cards) {
@@ -80,11 +85,25 @@ Status FusedContext::Attach(int sequence, std::vector<PlacedCard> cards) {
     }
     end = placed.end();
   }
+  for (PlacedCard& placed : cards) placed.card = Shared(placed.card);
   const auto index = static_cast<size_t>(sequence);
   if (cards_.size() <= index) cards_.resize(index + 1);
   cards_[index] = std::move(cards);
   attention_.SetGuard(HasCards());
   return {};
+}
+
+// The same card as some sequence has it already: what is the same object is read once for all that see it.
+std::shared_ptr<const AttachedCard> FusedContext::Shared(const std::shared_ptr<const AttachedCard>& card) const {
+  for (const std::vector<PlacedCard>& held : cards_) {
+    for (const PlacedCard& other : held) {
+      const Card& theirs = other.card->card();
+      // Anyone can write a content id: sequences must not get at each other's cards by it.
+      if (theirs.content_id() == card->card().content_id() && std::ranges::equal(theirs.bytes(), card->card().bytes()))
+        return other.card;
+    }
+  }
+  return card;
 }
 
 void FusedContext::Detach(int sequence) {
@@ -108,6 +127,7 @@ bool FusedContext::HasCards() const {
 
 Result<FusedCall> FusedContext::CallOf(const llama_batch& batch, uint32_t most_tokens) const {
   FusedCall call;
+  call.positions.assign(batch.pos, batch.pos + std::max(batch.n_tokens, 0));
   for (int32_t i = 0; i < batch.n_tokens; ++i) {
     const int sequence = batch.seq_id[i][0];
     call.sequences[sequence].push_back(static_cast<uint32_t>(i));
@@ -139,7 +159,6 @@ Result<FusedCall> FusedContext::CallOf(const llama_batch& batch, uint32_t most_t
                     batch.n_tokens, most_tokens));
   }
   call.tokens.assign(batch.token, batch.token + batch.n_tokens);
-  call.positions.assign(batch.pos, batch.pos + batch.n_tokens);
   std::sort(call.sources.begin(), call.sources.end(), IsBefore);
   return call;
 }
@@ -164,6 +183,24 @@ Status FusedContext::CheckStray(llama_context* context) {
   return is_new ? Status(StatusCode::kInvalidArgument, what + "decode through this function") : Status();
 }
 
+// Rows that begin where another sequence's cards end have been copied from it, without the cards. With a sliding window
+// they may just be those that are left of more: there it cannot be told.
+Status FusedContext::CheckCopied(llama_context* context, const FusedCall& call) const {
+  if (!HasCards() || windowed_) return {};
+  for (const auto& [sequence, tokens] : call.sequences) {
+    if (!cards(sequence).empty()) continue;
+    const llama_pos first = llama_memory_seq_pos_min(llama_get_memory(context), sequence);
+    for (int other = 0; first > 0 && other < static_cast<int>(cards_.size()); ++other) {
+      if (static_cast<llama_pos>(end(other)) != first) continue;
+      return {StatusCode::kInvalidArgument,
+              fmt::format("sequence {} has the tokens after the cards of sequence {}, but not the cards: "
+                          "llama_memory_seq_cp does not copy them; qkv_attention_copy does",
+                          sequence, other)};
+    }
+  }
+  return {};
+}
+
 Status FusedContext::Decode(llama_context* context, const llama_batch& given, int32_t* result) {
   QKV_RETURN_IF_ERROR(CheckStray(context));
   const WholeBatch whole(given, [&](int sequence) -> llama_pos {
@@ -173,6 +210,7 @@ Status FusedContext::Decode(llama_context* context, const llama_batch& given, in
   });
   const llama_batch& batch = whole.get();
   QKV_ASSIGN_OR_RETURN(FusedCall call, CallOf(batch, std::min(llama_n_ubatch(context), llama_n_batch(context))));
+  QKV_RETURN_IF_ERROR(CheckCopied(context, call));
   const bool has_cards = !call.sources.empty();
   const auto remove = [&] {
     for (int32_t i = 0; i < batch.n_tokens; ++i) {

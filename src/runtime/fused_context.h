@@ -25,9 +25,10 @@ class FusedContext {
   // The context's cb_eval, in two steps: others may look at the node in between, as llama.cpp made it.
   void BeforeNode(ggml_tensor* node) { attention_.TurnBack(node); }
   void AtNode(ggml_tensor* node) { attention_.TakeOver(node); }
-  void SetLayers(std::vector<FusedLayer> layers) { attention_.SetLayers(std::move(layers)); }
+  void SetLayers(std::vector<FusedLayer> layers);
 
-  // Cards of a sequence, by offset. kInvalidArgument where two overlap or one is empty, or longer than its card.
+  // Cards of a sequence, by offset. kInvalidArgument where two overlap or one is empty, or longer than its card. A card
+  // that another sequence has too is that one's from now on, though it was opened twice.
   Status Attach(int sequence, std::vector<PlacedCard> cards);
   void Detach(int sequence);
   const std::vector<PlacedCard>& cards(int sequence) const;
@@ -39,6 +40,7 @@ class FusedContext {
   // else kInvalidArgument, before anything is decoded; so too after a call of llama_decode that knew nothing of the
   // cards, until what it decoded has been removed from sequences with cards. result: llama_decode's. Errors of End:
   // kUnsupported or kInternal, after the call's tokens have been removed from the context.
+  // kInvalidArgument also for a sequence that has got rows after cards, but no cards (llama_memory_seq_cp).
   Status Decode(llama_context* context, const llama_batch& batch, int32_t* result);
 
  private:
@@ -46,9 +48,12 @@ class FusedContext {
   Result<FusedCall> CallOf(const llama_batch& batch, uint32_t most_tokens) const;
   bool HasCards() const;
   Status CheckStray(llama_context* context);
+  Status CheckCopied(llama_context* context, const FusedCall& call) const;
+  std::shared_ptr<const AttachedCard> Shared(const std::shared_ptr<const AttachedCard>& card) const;
 
   FusedAttention attention_;
   std::vector<std::vector<PlacedCard>> cards_;  // of each sequence
+  bool windowed_ = false;                       // some layer has a sliding window
   bool stray_ = false;                          // since the context has decoded without this one
 };
 

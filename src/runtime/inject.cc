@@ -37,8 +37,7 @@ Status CheckEmpty(const CardContext& context, int sequence) {
   QKV_RETURN_IF_ERROR(context.CheckSequence(sequence));
   if (context.IsEmpty(sequence) && context.cards(sequence).empty()) return {};
   return {StatusCode::kInvalidArgument,
-          fmt::format("sequence {} is not empty: detach its cards and remove its tokens (llama_memory_seq_rm) first",
-                      sequence)};
+          fmt::format("sequence {} is not empty: detach it (its cards and its tokens) first", sequence)};
 }
 
 }  // namespace
