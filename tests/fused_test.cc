@@ -2,27 +2,11 @@
 // the same card.
 #include <gtest/gtest.h>
 
-#include <cmath>
-
 #include "runtime/inject.h"
-#include "tests/session_fixture.h"
+#include "tests/fused_fixture.h"
 
 namespace qkvshare {
 namespace {
-
-// Of logits, whose standard deviation is about 3 (tests/tiny_model.h).
-constexpr double kExactError = 5e-3;
-constexpr double kPackedError = 5e-2;
-
-double RelativeError(const std::vector<float>& a, const std::vector<float>& b) {
-  double difference = 0;
-  double size = 0;
-  for (size_t i = 0; i < b.size(); ++i) {
-    difference += (double{a[i]} - double{b[i]}) * (double{a[i]} - double{b[i]});
-    size += double{b[i]} * double{b[i]};
-  }
-  return std::sqrt(difference / size);
-}
 
 struct Shape {
   const char* name;
@@ -33,9 +17,10 @@ struct Shape {
 
 void PrintTo(const Shape& shape, std::ostream* out) { *out << shape.name; }
 
-class FusedShapeTest : public SessionTest, public testing::WithParamInterface<Shape> {
+class FusedShapeTest : public FusedFixture, public testing::WithParamInterface<Shape> {
  protected:
-  std::unique_ptr<Model> LoadShape() {
+  void SetUp() override {
+    SessionTest::SetUp();
     TinyModelSpec spec;
     spec.architecture = GetParam().architecture;
     spec.heads = GetParam().heads;
@@ -43,27 +28,21 @@ class FusedShapeTest : public SessionTest, public testing::WithParamInterface<Sh
     spec.key_dim = GetParam().key_dim;
     spec.value_dim = GetParam().value_dim;
     spec.sliding_window = GetParam().window;
-    spec.half_matrices = false;
-    return LoadTiny(spec);
+    Use(spec);
   }
 };
 
 TEST_P(FusedShapeTest, AnExactCardGivesWhatLlamaCppGivesAndAPackedOneWhatItsRestoreGives) {
-  const auto model = LoadShape();
-  const std::vector<int32_t> prefix = SomeTokens(150);
-  const std::vector<int32_t> suffix = SomeTokens(20, 3);
-  const auto sender = MakeSession(*model);
-  Prefill(sender.get(), prefix);
-  const auto fused = MakeSession(*model, FusedOptions());
+  const auto fused = MakeSession(*model_, FusedOptions());
   ASSERT_TRUE(fused->fused().ok()) << fused->fused().message();
   for (const double bits : {16.0, 8.0, 4.0}) {
-    const auto restored = MakeSession(*model);
-    ASSERT_TRUE(Restore(PackCard(*sender, bits), prefix.size(), restored.get()).ok());
-    Prefill(restored.get(), suffix);
-    const Status status = fused->AttachCards({Place(PackCard(*sender, bits))});
+    const auto restored = MakeSession(*model_);
+    ASSERT_TRUE(Restore(PackCard(*sender_, bits), prefix_.size(), restored.get()).ok());
+    Prefill(restored.get(), suffix_);
+    const Status status = fused->AttachCards({Place(PackCard(*sender_, bits))});
     ASSERT_TRUE(status.ok()) << status.message();
-    EXPECT_EQ(fused->tokens(), prefix);
-    Prefill(fused.get(), suffix);
+    EXPECT_EQ(fused->tokens(), prefix_);
+    Prefill(fused.get(), suffix_);
     EXPECT_LT(RelativeError(Logits(*fused), Logits(*restored)), bits == 16.0 ? kExactError : kPackedError) << bits;
     Prefill(restored.get(), {7});
     Prefill(fused.get(), {7});
@@ -81,27 +60,14 @@ INSTANTIATE_TEST_SUITE_P(Shapes, FusedShapeTest,
                                          Shape{"k_128_v_64", "plamo3", 4, 2, 128, 64, 40}),
                          [](const auto& test) { return std::string(test.param.name); });
 
-class FusedTest : public SessionTest {
+class FusedTest : public FusedFixture {
  protected:
-  void SetUp() override {
-    SessionTest::SetUp();
-    TinyModelSpec spec;
-    spec.half_matrices = false;
-    model_ = LoadTiny(spec);
-    sender_ = MakeSession(*model_);
-    Prefill(sender_.get(), prefix_);
-  }
   std::vector<float> LogitsAfter(Session* session, const std::vector<int32_t>& suffix, int sequence = 0) {
     const Status status = session->Prefill(suffix, {}, sequence);
     EXPECT_TRUE(status.ok()) << status.message();
     const float* logits = session->logits(sequence);
     return {logits, logits + model_->vocab_size()};
   }
-
-  const std::vector<int32_t> prefix_ = SomeTokens(150);
-  const std::vector<int32_t> suffix_ = SomeTokens(20, 3);
-  std::unique_ptr<Model> model_;
-  std::unique_ptr<Session> sender_;
 };
 
 TEST_F(FusedTest, TheFirstTokensOfACardAreThoseOfThatPrefix) {

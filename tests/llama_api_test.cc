@@ -11,23 +11,10 @@
 
 #include "base/hash.h"
 #include "llama.h"
-#include "tests/session_fixture.h"
+#include "tests/fused_fixture.h"
 
 namespace qkvshare {
 namespace {
-
-// Of logits, as in fused_test.cc.
-constexpr double kPackedError = 5e-2;
-
-double RelativeError(const std::vector<float>& a, const std::vector<float>& b) {
-  double difference = 0;
-  double size = 0;
-  for (size_t i = 0; i < b.size(); ++i) {
-    difference += (double{a[i]} - double{b[i]}) * (double{a[i]} - double{b[i]});
-    size += double{b[i]} * double{b[i]};
-  }
-  return std::sqrt(difference / size);
-}
 
 // What an application has: a model, contexts, and batches of its own.
 class App {
@@ -108,22 +95,8 @@ void Bad(const Status& status, StatusCode code, const std::string& says) {
   EXPECT_NE(status.message().find(says), std::string::npos) << status.message();
 }
 
-class LlamaApiTest : public SessionTest {
+class LlamaApiTest : public FusedFixture {
  protected:
-  void SetUp() override {
-    SessionTest::SetUp();
-    Use({});
-  }
-  static TinyModelSpec Floats(TinyModelSpec spec) {
-    spec.half_matrices = false;
-    return spec;
-  }
-  void Use(TinyModelSpec spec) {
-    sender_.reset();
-    model_ = LoadTiny(Floats(std::move(spec)));
-    sender_ = MakeSession(*model_);
-    Prefill(sender_.get(), prefix_);
-  }
   qkv::Card CardOf(const Session& session, double bits = 8) {
     PackOptions options;
     options.code_bits = bits;
@@ -137,13 +110,7 @@ class LlamaApiTest : public SessionTest {
     return context;
   }
   std::string Model() const { return Path("model.gguf"); }
-
   void ExpectIndependentSequences(double bits);
-
-  const std::vector<int32_t> prefix_ = SomeTokens(150);
-  const std::vector<int32_t> suffix_ = SomeTokens(20, 3);
-  std::unique_ptr<qkvshare::Model> model_;
-  std::unique_ptr<Session> sender_;
 };
 
 TEST_F(LlamaApiTest, ACardIsReadAsBySessions) {
@@ -413,7 +380,7 @@ TEST_F(LlamaApiTest, WrongCallsSayWhatIsWrongAndChangeNothing) {
   refused(context->attention.Inject(1, many, QKV_INJECT_RESTORE).status(), StatusCode::kOutOfRange, "too short");
   TinyModelSpec spec;
   spec.seed = 2;
-  ASSERT_TRUE(WriteTinyModel(Floats(spec), Path("other.gguf")).ok());
+  ASSERT_TRUE(WriteTinyModel(spec, Path("other.gguf")).ok());
   const App other(Path("other.gguf"));
   const auto elsewhere = Bound(other);
   Bad(elsewhere->attention.Inject(0, card).status(), StatusCode::kMismatch, "another model");
