@@ -1,5 +1,4 @@
 // Packing what a session, or a sequence of a context, holds.
-#include <algorithm>
 #include <memory>
 #include <span>
 #include <string>
@@ -65,17 +64,6 @@ Status ReadPolicy(const qkv_pack_options& options, PackOptions* pack) {
   return qkvshare::CheckGivenOptions(*pack, given);
 }
 
-// Of segments over all tokens of a context, what is of those after the first `count`.
-std::vector<qkvshare::Segment> WithoutFirst(std::vector<qkvshare::Segment> segments, uint32_t count) {
-  std::erase_if(segments, [&](const auto& segment) { return segment.first_token + segment.tokens <= count; });
-  for (qkvshare::Segment& segment : segments) {
-    const uint32_t end = segment.first_token + segment.tokens;
-    segment.first_token = std::max(segment.first_token, count) - count;
-    segment.tokens = end - count - segment.first_token;
-  }
-  return segments;
-}
-
 // What is known of the tokens and of those who will use them.
 Status ReadContext(const PackSource& source, const qkv_pack_options& options, PackOptions* pack) {
   const std::vector<qkvshare::PlacedCard>& cards = source.context.cards(source.sequence);
@@ -85,7 +73,7 @@ Status ReadContext(const PackSource& source, const qkv_pack_options& options, Pa
   if (options.messages != nullptr) {
     QKV_RETURN_IF_ERROR(api::CheckMessages(options.messages, options.message_count));
     const auto messages = api::Messages(options.messages, options.message_count);
-    pack->segments = WithoutFirst(SegmentsOf(source.context.model(), messages, tokens, pack->sender), attached);
+    pack->segments = SegmentsFrom(SegmentsOf(source.context.model(), messages, tokens, pack->sender), attached);
   }
   for (const qkv_reader& reader : std::span(options.readers, options.reader_count)) {
     std::vector<std::string> roles;

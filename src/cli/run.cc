@@ -262,19 +262,6 @@ std::vector<Segment> SegmentsOfCards(const std::vector<CardPart>& cards) {
   return segments;
 }
 
-std::vector<Segment> SegmentsFrom(std::vector<Segment> segments, size_t first) {
-  std::vector<Segment> rest;
-  for (Segment& segment : segments) {
-    const size_t end = size_t{segment.first_token} + segment.tokens;
-    if (end <= first) continue;
-    const size_t start = std::max<size_t>(segment.first_token, first);
-    segment.first_token = static_cast<uint32_t>(start - first);
-    segment.tokens = static_cast<uint32_t>(end - start);
-    rest.push_back(std::move(segment));
-  }
-  return rest;
-}
-
 bool EndsInAnswer(const std::vector<CardPart>& cards) {
   return cards.back().card->info().segments.back().role == kGeneratedRole;
 }

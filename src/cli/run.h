@@ -40,8 +40,6 @@ Result<std::vector<CardPart>> OpenCards(const RunFlags& flags);
 SessionOptions SessionFor(const RunFlags& flags, const std::vector<CardPart>& cards);
 // Whether -o can be obeyed: what a restored card held must not be quantized again.
 Status CheckDelta(const RunFlags& flags, const std::vector<CardPart>& cards, const Session& session);
-// What there is of the segments from token `first` on, counted from there.
-std::vector<Segment> SegmentsFrom(std::vector<Segment> segments, size_t first);
 // Segments of the cards' tokens, as they count in the whole context.
 std::vector<Segment> SegmentsOfCards(const std::vector<CardPart>& cards);
 // Generates, printing the text as it comes. Stops where standard output is lost.

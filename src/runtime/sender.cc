@@ -266,4 +266,15 @@ std::vector<Segment> SegmentsOf(const Model& model, const std::vector<ChatMessag
   return segments;
 }
 
+std::vector<Segment> SegmentsFrom(std::vector<Segment> segments, size_t first) {
+  const auto start = static_cast<uint32_t>(first);
+  std::erase_if(segments, [start](const Segment& segment) { return segment.first_token + segment.tokens <= start; });
+  for (Segment& segment : segments) {
+    const uint32_t end = segment.first_token + segment.tokens;
+    segment.first_token = std::max(segment.first_token, start) - start;
+    segment.tokens = end - start - segment.first_token;
+  }
+  return segments;
+}
+
 }  // namespace qkvshare

@@ -97,4 +97,7 @@ Result<PackedCard> PackSession(const Session& session, const PackOptions& option
 std::vector<Segment> SegmentsOf(const Model& model, const std::vector<ChatMessage>& messages,
                                 const std::vector<int32_t>& tokens, const std::string& owner);
 
+// What there is of the segments from token `first` on, counted from there.
+std::vector<Segment> SegmentsFrom(std::vector<Segment> segments, size_t first);
+
 }  // namespace qkvshare
