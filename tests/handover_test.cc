@@ -210,7 +210,7 @@ TEST_F(HandoverTest, AnotherContextSizeIsAccepted) {
 
 TEST_F(HandoverTest, AContextSizeThatChangesTheEffectiveRopeIsRefused) {
   TinyModelSpec spec;
-  spec.long_rope = true;  // contexts over half the training context use other frequency factors
+  spec.rope_scaling = "longrope";  // contexts over half the training context use other frequency factors
   const auto model = LoadTiny(spec);
   const auto sender = MakeSession(*model);
   Prefill(sender.get(), SomeTokens(40));

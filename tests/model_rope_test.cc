@@ -125,7 +125,7 @@ TEST_F(ModelRope, YarnAndLinearScalingOfTheContext) {
 
 TEST_F(ModelRope, FactorsOfTheContext) {
   TinyModelSpec spec = Spec("llama");
-  spec.long_rope = true;
+  spec.rope_scaling = "longrope";
   const GraphProbe::Description description = Describe(spec);
   ASSERT_TRUE(description.rope_status.ok()) << description.rope_status.message();
   EXPECT_EQ(description.layers[1].rope.factors, std::vector<float>(32, 1.0F));

@@ -19,7 +19,11 @@ constexpr float kLogitStd = 3.0F;
 constexpr float kProjectionStd = 1.5F;  // of q and k: scores have about its square
 constexpr float kOutlier = 20.0F;
 constexpr int kOutliersPerHead = 3;
-constexpr int kConvolution = 3;                                       // tokens, of lfm2
+constexpr int kConvolution = 3;     // tokens, of lfm2
+constexpr float kSoftCap = 4.0F;    // of gemma2: scores have a standard deviation of about 2
+constexpr float kSink = 6.0F;       // of gpt-oss: e^6 is about what 40 scores sum up to
+constexpr int kExperts = 2;         // of gpt-oss
+constexpr float kRopeScale = 4.0F;  // of linear scaling and YaRN
 constexpr int kTokenNormal = 1, kTokenControl = 3, kTokenUnused = 5;  // tokenizer.ggml.token_type
 
 // Pairs in GPT-2's alphabet, where \u0120 stands for a space; earlier pairs merge first.
@@ -107,16 +111,21 @@ class Writer {
   void AddMatrix(const std::string& name, int64_t inputs, int64_t outputs, float gain);
   void AddVector(const std::string& name, int64_t n, float mean, float deviation);
   void AddKeyBias(const std::string& name);
-  void AddLongRopeFactors();
+  void AddRopeScaling();
+  void AddRopeFactors();
   void AddShared();
   void AddAttention(const std::string& layer);
   void AddFeedForward(const std::string& layer);
+  void AddExperts(const std::string& layer);
   void AddRecurrent(const std::string& layer);
   void AddConvolution(const std::string& layer);
 
-  bool HasPostNorms() const { return spec_.architecture == "gemma3" || spec_.architecture == "plamo3"; }
-  bool HasBiases() const { return spec_.architecture == "qwen2" || spec_.architecture == "qwen2vl"; }
-  bool IsHybrid() const { return spec_.architecture == "lfm2"; }
+  bool Is(const char* architecture) const { return spec_.architecture == architecture; }
+  bool IsGemma() const { return Is("gemma2") || Is("gemma3"); }
+  bool HasPostNorms() const { return IsGemma() || Is("plamo3") || Is("glm4"); }
+  bool HasHeadNorms() const { return Is("gemma3") || Is("plamo3") || IsHybrid(); }
+  bool HasBiases() const { return Is("qwen2") || Is("qwen2vl"); }
+  bool IsHybrid() const { return Is("lfm2"); }
   bool IsConvolution(int layer) const { return IsHybrid() && layer % 2 == 0; }
 
   TinyModelSpec spec_;  // without zeros that stand for something else
@@ -180,16 +189,28 @@ void Writer::AddAttentionMetadata() {
   SetInt("attention.value_length", spec_.value_dim);
   SetInt("rope.dimension_count", spec_.rope_dims);
   SetFloat("rope.freq_base", spec_.rope_base);
-  if (spec_.architecture == "qwen2vl") {
+  if (Is("qwen2vl")) {
     const std::array<int32_t, 4> sections = {spec_.key_dim / 8, spec_.key_dim / 8, spec_.key_dim / 4, 0};
     gguf_set_arr_data(gguf_.get(), Key("rope.dimension_sections").c_str(), GGUF_TYPE_INT32, sections.data(),
                       sections.size());
   }
   if (spec_.sliding_window > 0) AddWindowMetadata();
-  if (spec_.long_rope) {
-    gguf_set_val_str(gguf_.get(), Key("rope.scaling.type").c_str(), "longrope");
-    SetInt("rope.scaling.original_context_length", spec_.context / 2);
+  AddRopeScaling();
+  if (Is("gemma2")) SetFloat("attn_logit_softcapping", kSoftCap);
+  if (Is("gpt-oss")) {
+    SetInt("expert_count", kExperts);
+    SetInt("expert_used_count", kExperts);
+    SetInt("expert_feed_forward_length", spec_.ff);
   }
+}
+
+void Writer::AddRopeScaling() {
+  if (spec_.rope_scaling.empty() || spec_.rope_scaling == "llama3") return;
+  gguf_set_val_str(gguf_.get(), Key("rope.scaling.type").c_str(), spec_.rope_scaling.c_str());
+  const bool long_rope = spec_.rope_scaling == "longrope";
+  if (!long_rope) SetFloat("rope.scaling.factor", kRopeScale);
+  if (spec_.rope_scaling == "linear") return;
+  SetInt("rope.scaling.original_context_length", spec_.context / (long_rope ? 2 : static_cast<int>(kRopeScale)));
 }
 
 void Writer::AddWindowMetadata() {
@@ -204,7 +225,8 @@ void Writer::AddWindowMetadata() {
 void Writer::AddTensor(const std::string& name, std::initializer_list<int64_t> shape, const Fill& fill) {
   // llama.cpp's own converter keeps vectors and the small recurrent matrices in F32.
   const bool recurrent = name.find(".ssm_") != std::string::npos || name.find("shortconv.conv") != std::string::npos;
-  const bool half = spec_.half_matrices && shape.size() == 2 && !recurrent;
+  const bool matrix = shape.size() > 1 && !name.ends_with(".bias") && !recurrent;
+  const bool half = spec_.half_matrices && matrix;
   ggml_tensor* tensor =
       ggml_new_tensor(ggml_.get(), half ? GGML_TYPE_F16 : GGML_TYPE_F32, static_cast<int>(shape.size()), shape.begin());
   ggml_set_name(tensor, name.c_str());
@@ -247,10 +269,14 @@ void Writer::AddKeyBias(const std::string& name) {
   AddTensor(name, {static_cast<int64_t>(bias.size())}, [&](int64_t i) { return bias[static_cast<size_t>(i)]; });
 }
 
-void Writer::AddLongRopeFactors() {
-  AddTensor("rope_factors_short.weight", {spec_.key_dim / 2}, [](int64_t) { return 1.0F; });
-  AddTensor("rope_factors_long.weight", {spec_.key_dim / 2},
-            [](int64_t i) { return 1.0F + 0.1F * static_cast<float>(i); });
+void Writer::AddRopeFactors() {
+  const auto add = [&](const char* name, float slope) {
+    AddTensor(name, {spec_.key_dim / 2}, [slope](int64_t i) { return 1.0F + slope * static_cast<float>(i); });
+  };
+  if (spec_.rope_scaling == "llama3") add("rope_freqs.weight", 0.2F);
+  if (spec_.rope_scaling != "longrope") return;
+  add("rope_factors_short.weight", 0.0F);
+  add("rope_factors_long.weight", 0.1F);
 }
 
 void Writer::AddShared() {
@@ -270,7 +296,7 @@ void Writer::AddAttention(const std::string& layer) {
   const int64_t k_outputs = int64_t{spec_.kv_heads} * spec_.key_dim;
   const int64_t v_outputs = int64_t{spec_.kv_heads} * spec_.value_dim;
   AddVector(layer + "attn_norm.weight", spec_.embed, 1.0F, 0.1F);
-  if (spec_.architecture == "plamo3") {
+  if (Is("plamo3")) {
     AddMatrix(layer + "attn_qkv.weight", spec_.embed, q_outputs + k_outputs + v_outputs, 1.0F);
   } else {
     AddMatrix(layer + "attn_q.weight", spec_.embed, q_outputs, kProjectionStd);
@@ -283,7 +309,11 @@ void Writer::AddAttention(const std::string& layer) {
     AddVector(layer + "attn_v.bias", v_outputs, 0.0F, 0.1F);
   }
   AddMatrix(layer + "attn_output.weight", int64_t{spec_.heads} * spec_.value_dim, spec_.embed, 2.0F);
-  if (HasPostNorms() || IsHybrid()) {
+  if (Is("gpt-oss")) {
+    AddVector(layer + "attn_output.bias", spec_.embed, 0.0F, 0.1F);
+    AddVector(layer + "attn_sinks.weight", spec_.heads, kSink, 1.0F);
+  }
+  if (HasHeadNorms()) {
     AddVector(layer + "attn_q_norm.weight", spec_.key_dim, kProjectionStd, 0.1F);
     AddVector(layer + "attn_k_norm.weight", spec_.key_dim, kProjectionStd, 0.1F);
   }
@@ -291,7 +321,7 @@ void Writer::AddAttention(const std::string& layer) {
 
 void Writer::AddFeedForward(const std::string& layer) {
   AddVector(layer + "ffn_norm.weight", spec_.embed, 1.0F, 0.1F);
-  if (spec_.architecture == "plamo3") {  // gate and up in one
+  if (Is("plamo3") || Is("glm4")) {  // gate and up in one
     AddMatrix(layer + "ffn_up.weight", spec_.embed, int64_t{2} * spec_.ff, kProjectionStd);
   } else {
     AddMatrix(layer + "ffn_gate.weight", spec_.embed, spec_.ff, kProjectionStd);
@@ -300,11 +330,26 @@ void Writer::AddFeedForward(const std::string& layer) {
   AddMatrix(layer + "ffn_down.weight", spec_.ff, spec_.embed, 1.0F);
   if (HasPostNorms()) {
     // plamo3 names its post norms without ".weight". Gemma scales the embeddings up, so its layers have to follow.
-    const bool gemma = spec_.architecture == "gemma3";
     for (const char* name : {"post_attention_norm", "post_ffw_norm"}) {
-      AddVector(layer + name + (gemma ? ".weight" : ""), spec_.embed, gemma ? 4.0F : 1.0F, 0.1F);
+      AddVector(layer + name + (Is("plamo3") ? "" : ".weight"), spec_.embed, IsGemma() ? 4.0F : 1.0F, 0.1F);
     }
   }
+}
+
+// The feed-forward part of gpt-oss.
+void Writer::AddExperts(const std::string& layer) {
+  AddVector(layer + "post_attention_norm.weight", spec_.embed, 1.0F, 0.1F);
+  AddMatrix(layer + "ffn_gate_inp.weight", spec_.embed, kExperts, 1.0F);
+  AddVector(layer + "ffn_gate_inp.bias", kExperts, 0.0F, 0.1F);
+  const auto add = [&](const std::string& name, int64_t inputs, int64_t outputs) {
+    Random random(spec_.seed, name);
+    const float deviation = 1.0F / std::sqrt(static_cast<float>(inputs));
+    AddTensor(name + ".weight", {inputs, outputs, kExperts}, [&](int64_t) { return deviation * random.Normal(); });
+    AddTensor(name + ".bias", {outputs, kExperts}, [&](int64_t) { return 0.1F * random.Normal(); });
+  };
+  add(layer + "ffn_gate_exps", spec_.embed, spec_.ff);
+  add(layer + "ffn_up_exps", spec_.embed, spec_.ff);
+  add(layer + "ffn_down_exps", spec_.ff, spec_.embed);
 }
 
 // Mamba 1. A is stored as -exp(A_log), as llama.cpp's converter does.
@@ -331,7 +376,7 @@ void Writer::AddConvolution(const std::string& layer) {
 }
 
 Status Writer::Write(const std::string& path) {
-  const bool recurrent = spec_.architecture == "mamba";
+  const bool recurrent = Is("mamba");
   gguf_set_val_str(gguf_.get(), "general.architecture", spec_.architecture.c_str());
   gguf_set_val_str(gguf_.get(), "general.name", "tiny random model");
   SetInt("block_count", spec_.layers);
@@ -350,14 +395,14 @@ Status Writer::Write(const std::string& path) {
   }
   AddTokenizer();
   AddShared();
-  if (spec_.long_rope) AddLongRopeFactors();
+  AddRopeFactors();
   for (int i = 0; i < spec_.layers; ++i) {
     const std::string layer = "blk." + std::to_string(i) + ".";
     if (recurrent) {
       AddRecurrent(layer);
     } else {
       IsConvolution(i) ? AddConvolution(layer) : AddAttention(layer);
-      AddFeedForward(layer);
+      Is("gpt-oss") ? AddExperts(layer) : AddFeedForward(layer);
     }
   }
   if (!gguf_write_to_file(gguf_.get(), path.c_str(), /*only_meta=*/false)) {
@@ -374,23 +419,29 @@ Status Check(const TinyModelSpec& spec) {
   const auto invalid = [](const char* why) {
     return Status(StatusCode::kInvalidArgument, std::string("tiny model: ") + why);
   };
-  const std::initializer_list<const char*> known = {"llama",  "smollm3", "qwen2", "qwen2vl",
-                                                    "gemma3", "plamo3",  "mamba", "lfm2"};
-  if (std::find(known.begin(), known.end(), spec.architecture) == known.end()) return invalid("unknown architecture");
-  const bool may_window = spec.architecture == "gemma3" || spec.architecture == "plamo3";
+  using Names = std::initializer_list<const char*>;
+  const auto is = [&](Names names) { return std::find(names.begin(), names.end(), spec.architecture) != names.end(); };
+  if (!is({"llama", "smollm3", "qwen2", "qwen2vl", "glm4", "gemma2", "gemma3", "gpt-oss", "plamo3", "mamba", "lfm2"}))
+    return invalid("unknown architecture");
   if (spec.layers < 1 || spec.heads < 1 || spec.kv_heads < 1 || spec.key_dim < 4 || spec.key_dim % 2 != 0) {
     return invalid("a size is too small or key_dim is odd");
   }
   if (spec.heads % spec.kv_heads != 0) return invalid("heads is no multiple of kv_heads");
-  if (spec.value_dim != spec.key_dim && spec.architecture != "plamo3") {
-    return invalid("value_dim != key_dim needs plamo3");
-  }
-  if (spec.sliding_window > 0 && !may_window) return invalid("a sliding window needs gemma3 or plamo3");
+  if (spec.value_dim != spec.key_dim && !is({"plamo3"})) return invalid("value_dim != key_dim needs plamo3");
+  if (spec.sliding_window > 0 && !is({"gemma2", "gemma3", "gpt-oss", "plamo3"}))
+    return invalid("a sliding window needs gemma2, gemma3, gpt-oss or plamo3");
+  if (spec.sliding_window == 0 && is({"gemma2", "gpt-oss"})) return invalid("it needs a sliding window");
+  if (spec.tied && is({"gpt-oss"})) return invalid("it needs an output matrix");
   if (spec.rope_dims < 2 || spec.rope_dims % 2 != 0 || spec.rope_dims > spec.key_dim) {
     return invalid("rope_dims is odd or no part of key_dim");
   }
-  if (spec.rope_dims != spec.key_dim && !may_window) return invalid("rope_dims != key_dim needs gemma3 or plamo3");
-  if (spec.long_rope && spec.architecture != "llama") return invalid("long_rope needs llama");
+  if (spec.rope_dims != spec.key_dim && !is({"glm4", "gemma3", "plamo3"}))
+    return invalid("rope_dims != key_dim needs glm4, gemma3 or plamo3");
+  const std::string& scaling = spec.rope_scaling;
+  if (!scaling.empty() && scaling != "linear" && scaling != "yarn" &&
+      !(is({"llama"}) && (scaling == "llama3" || scaling == "longrope"))) {
+    return invalid("an unknown rope_scaling, or one that needs llama");
+  }
   if (NeedsSquareAttention(spec) && spec.embed != spec.heads * spec.key_dim) {
     return invalid("qwen2, qwen2vl and lfm2 need embed = heads * key_dim");
   }

@@ -20,7 +20,10 @@ struct TinyModelSpec {
   // "smollm3": as llama, but layers 3, 7, 11... have no RoPE.
   // "qwen2":   NEOX RoPE and Q, K and V biases, with a few large outliers in K's; embed must be heads * key_dim.
   // "qwen2vl": as qwen2, with RoPE of several positions a token (MROPE).
+  // "glm4":    as llama, but RoPE may turn a part of the channels.
+  // "gemma2":  attention with a soft cap, NEOX RoPE; must have a sliding window.
   // "gemma3":  Q and K norms, NEOX RoPE, may have a sliding window with its own RoPE base.
+  // "gpt-oss": attention with sinks, two experts, NEOX RoPE; must have a sliding window and an output matrix.
   // "plamo3":  as gemma3, and the only one here that takes value_dim != key_dim.
   // "mamba":   recurrent, no attention at all; uses only layers, embed, vocab and the tokenizer's settings.
   // "lfm2":    hybrid: layers 0, 2, 4... are convolutions, the others attention as llama's; embed as qwen2's.
@@ -30,17 +33,20 @@ struct TinyModelSpec {
   int kv_heads = 2;
   int key_dim = 64;
   int value_dim = 0;  // 0: key_dim
-  int rope_dims = 0;  // that RoPE turns, the first of a head; 0: key_dim; others for gemma3 and plamo3 only
+  int rope_dims = 0;  // that RoPE turns, the first of a head; 0: key_dim; others for glm4, gemma3 and plamo3 only
   int embed = 0;      // 0: heads * key_dim for qwen2, qwen2vl and lfm2, else 128
   int ff = 0;         // 0: 2 * embed
   int vocab = 0;      // 0: as many as the tokenizer needs; more are padded with unused tokens
   float rope_base = 10000.0F;
   float rope_base_window = 0.0F;  // of layers with a window; 0: rope_base
-  int sliding_window = 0;         // tokens; gemma3 and plamo3 only: layers 0, 2, 4... have the window, the others none
-  bool long_rope = false;         // llama only: contexts over half of `context` use other frequency factors (LongRoPE)
-  bool tied = true;               // the output matrix is the embedding matrix
-  bool half_matrices = true;      // F16 matrices, else F32; vectors are always F32
-  bool nan_logits = false;        // its output is no numbers, though its cache is
+  // Tokens; gemma2, gemma3, gpt-oss and plamo3 only: layers 0, 2, 4... have the window, the others none.
+  int sliding_window = 0;
+  // "linear" or "yarn": by 4, from a quarter of `context`. Llama only: "llama3" (frequency factors), or "longrope"
+  // (contexts over half of `context` use other factors). Empty: none.
+  std::string rope_scaling;
+  bool tied = true;           // the output matrix is the embedding matrix
+  bool half_matrices = true;  // F16 matrices, else F32; vectors are always F32
+  bool nan_logits = false;    // its output is no numbers, though its cache is
   int context = 2048;
   bool add_bos = false;
   std::string pre;                      // tokenizer.ggml.pre; empty: qwen2's for qwen2 and qwen2vl, else smollm's

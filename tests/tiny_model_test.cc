@@ -173,10 +173,11 @@ TEST_F(TinyModel, DecodesValuesOfAnotherSizeThanKeys) {
 }
 
 TEST_F(TinyModel, SlidingWindowHidesOldTokens) {
-  for (const char* architecture : {"gemma3", "plamo3"}) {
+  for (const char* architecture : {"gemma2", "gemma3", "gpt-oss", "plamo3"}) {
     SCOPED_TRACE(architecture);
     TinyModelSpec spec;
     spec.architecture = architecture;
+    spec.tied = spec.architecture != "gpt-oss";
     spec.layers = 1;  // one layer, which has the window: what is outside it cannot come in through another
     spec.sliding_window = 4;
     spec.rope_base_window = 1000.0F;
@@ -301,6 +302,12 @@ TEST_F(TinyModel, RefusesShapesThatTheArchitectureCannotHave) {
   EXPECT_EQ(code([](TinyModelSpec& s) { s.architecture = "qwen2", s.embed = 64; }), StatusCode::kInvalidArgument);
   EXPECT_EQ(code([](TinyModelSpec& s) { s.rope_dims = 32; }), StatusCode::kInvalidArgument);
   EXPECT_EQ(code([](TinyModelSpec& s) { s.architecture = "gemma3", s.rope_dims = 33; }), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code([](TinyModelSpec& s) { s.architecture = "gemma2"; }), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code([](TinyModelSpec& s) { s.architecture = "gpt-oss", s.sliding_window = 8; }),
+            StatusCode::kInvalidArgument);
+  EXPECT_EQ(code([](TinyModelSpec& s) { s.architecture = "qwen2", s.rope_scaling = "llama3"; }),
+            StatusCode::kInvalidArgument);
+  EXPECT_EQ(code([](TinyModelSpec& s) { s.rope_scaling = "cubic"; }), StatusCode::kInvalidArgument);
   TinyModelSpec spec;
   EXPECT_EQ(WriteTinyModel(spec, (folder_ / "missing" / "model.gguf").string()).code(), StatusCode::kIo);
 }
