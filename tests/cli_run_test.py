@@ -14,6 +14,11 @@ class RunTest(CliTest):
         for flags in (["--bits", "5"], ["--agent", "B"]):
             self.fail_with(USAGE, "run", "-p", "x", "-n", "1", *flags, says="--output")
 
+    def test_cards_of_run_have_no_policy(self):
+        flags = ["--card", path("doc4.card"), "-p", "x", "-o", path("no.card"), "--policy", "local"]
+        self.fail_with(USAGE, "run", *flags, says="--policy")
+        self.assertFalse((folder / "no.card").exists())
+
     def test_a_chat_says_where_its_input_cannot_be_read(self):
         source = os.open(folder, os.O_RDONLY)  # a folder cannot be read
         done = subprocess.run(words_of(["run", "-i"]), stdin=source, env=environment, capture_output=True, check=False)

@@ -129,6 +129,32 @@ TEST_F(PackPolicyTest, WritesItsOwnAnchors) {
   EXPECT_TRUE(PackCard(*plain, 4).anchors().empty());  // no window, no anchors
 }
 
+// The tokens attend to the parent's as well, but that is not known here: the cost of an own token's error, and its
+// anchor, are of attention over own tokens alone.
+TEST_F(PackPolicyTest, ADeltaCardIsPlannedByAttentionAmongItsOwnTokens) {
+  const auto middle = MakeSession(*model_, FusedOptions());
+  ASSERT_TRUE(middle->AttachCards({Place(Pack(Policy::kUniform))}).ok());
+  PrefillOptions prefill;
+  prefill.window = kWindowTokens;
+  ASSERT_TRUE(middle->Prefill(SomeTokens(60, 3), prefill).ok());
+  PackOptions options;
+  options.policy = Policy::kLocal;
+  PackTimes times;
+  const Card delta = Take(Card::FromBytes(Take(PackSession(*middle, options, &times)).Bytes()));
+  EXPECT_EQ(delta.info().policy, "local");
+  EXPECT_EQ(delta.first_token(), kTokens);
+  EXPECT_EQ(delta.plan().tokens(), 60u);
+  EXPECT_GT(delta.plan().levels.size(), 2u);
+  for (size_t t = 0; t < kSinkTokens; ++t) EXPECT_EQ(delta.plan().level(t), kExactLevel) << t;
+  ASSERT_EQ(delta.anchors().size(), 60 - kSinkTokens);
+  double sum = 0;
+  for (const Anchor& anchor : delta.anchors()) {
+    EXPECT_GE(anchor.token, kTokens + kSinkTokens);
+    sum += double{anchor.weight};
+  }
+  EXPECT_GT(sum, 0.5);  // of all 360 tokens' it would be about a sixth
+}
+
 TEST_F(PackPolicyTest, ProtectsTheLastTokens) {
   for (const Policy policy : {Policy::kUniform, Policy::kLocal, Policy::kRandom, Policy::kInverted}) {
     PackOptions options = options_;
