@@ -139,10 +139,13 @@ class PipeTest(ChatTest):
 
     def test_full_context(self):
         lines = f"{DOCUMENT * 3}\nHi\n".encode()
-        done = self.execute(*chat(*GREEDY, "-c", "512"), stdin=lines)
-        self.assertEqual(done.returncode, TOO_LONG)
-        self.assertRegex(done.stderr, rb"\Aerror: the context is full: \d+ tokens needed, 512 available; .* larger -c\n\Z")
-        self.assertEqual(done.stdout, self.execute(*chat(*GREEDY, "-c", "512"), stdin=b"Hi\n").stdout)  # as if not said
+        for cards in ([], ["--card", path("doc4.card")]):
+            common = chat(*GREEDY, "-c", "512", *cards)
+            done = self.execute(*common, stdin=lines)
+            self.assertEqual(done.returncode, TOO_LONG)
+            self.assertRegex(done.stderr, rb"error: the context is full: \d+ tokens needed, 512 available; .* larger -c\n\Z")
+            self.assertEqual(b"mode: fused" in done.stderr, bool(cards), done.stderr)
+            self.assertEqual(done.stdout, self.execute(*common, stdin=b"Hi\n").stdout)  # as if not said
         done = self.execute(*chat("--temp", "0", "-n", "90", "-c", "24"), stdin=b"Hi\n")
         self.assertEqual(done.returncode, TOO_LONG)
         self.assertIn(b"the answer was cut", done.stderr)
@@ -193,9 +196,16 @@ class PipeTest(ChatTest):
 
     def test_long_reading_is_taken_back(self):
         (folder / "long.txt").write_text(DOCUMENT * 80, encoding="utf-8")
+        self.succeed("pack", "-m", path("long.gguf"), "-f", path("doc.txt"), "-o", path("long.card"))
+        for cards in ([], ["--card", path("long.card")]):
+            with self.subTest(cards=cards):
+                self.take_back(cards)
+
+    def take_back(self, cards):
         terminal, side = pty.openpty()  # progress is shown on terminals only
         self.addCleanup(os.close, terminal)
-        command = chat("-m", path("long.gguf"), "-c", "32768", *GREEDY, "-f", path("long.txt"), "-o", path("taken.card"))
+        common = ["-m", path("long.gguf"), *GREEDY, *cards]
+        command = chat(*common, "-c", "32768", "-f", path("long.txt"), "-o", path("taken.card"))
         process = subprocess.Popen(words_of(command), env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                    stderr=side)
         self.addCleanup(process.kill)
@@ -203,11 +213,15 @@ class PipeTest(ChatTest):
         shown = b""
         while not re.search(rb"reading \[=* *\] [1-9]\d*/", shown):
             shown += os.read(terminal, 4096)
+        self.assertEqual(b"mode: fused" in shown, bool(cards), shown)
         process.send_signal(signal.SIGINT)
         answer, _ = process.communicate(b"Hi\n", timeout=60)
         self.assertEqual(process.returncode, 0)
-        self.assertEqual(answer, self.execute(*chat(*GREEDY, "-m", path("long.gguf")), stdin=b"Hi\n").stdout)
+        self.assertEqual(answer, self.execute(*chat(*common), stdin=b"Hi\n").stdout)
         self.assertEqual([s["role"] for s in self.report("info", path("taken.card"))["segments"]], ["user", "generated"])
+        # The card is of what was said after all, whatever it follows.
+        self.assertEqual(self.report("run", *common, "--card", path("taken.card"), "-p", "x")["cards"],
+                         [*cards[1:], path("taken.card")])
 
 
 class TerminalTest(ChatTest):
