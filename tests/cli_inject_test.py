@@ -1,7 +1,26 @@
 #!/usr/bin/env python3
 """How `run` uses cards: attended to where they lie, or restored; lists of cards, and cards of what follows them."""
 
-from cli_support import MISSING, QUESTION, REFUSED, TOO_LONG, USAGE, CliTest, folder, main, path, setUpModule  # noqa: F401
+import os
+import subprocess
+from pathlib import Path
+
+from cli_support import (DOCUMENT, MISSING, QUESTION, REFUSED, TOO_LONG, USAGE, CliTest, environment, folder, main, path,
+                         setUpModule, words_of)
+
+
+def memory_of(process, file=None):
+    """kB by kind: of the pages that a process has of a file, or of all its memory."""
+    sums = {}
+    counts = file is None
+    for line in Path(f"/proc/{process.pid}/smaps").read_text(encoding="utf-8").splitlines():
+        words = line.split()
+        if words[0].endswith(":"):
+            if counts and words[-1] == "kB":
+                sums[words[0][:-1]] = sums.get(words[0][:-1], 0) + int(words[1])
+        elif file is not None:
+            counts = line.endswith(" " + file)
+    return sums
 
 
 class InjectTest(CliTest):
@@ -59,6 +78,35 @@ class InjectTest(CliTest):
         # What a restored card held must not be quantized again.
         self.fail_with(REFUSED, "run", "--card", path("doc16.card"), "-p", "x", "-o", path("no.card"), "--inject",
                        "restore", says=("-o together with --card", "--inject fused"))
+
+    def test_processes_share_the_pages_of_one_card(self):
+        (folder / "long.txt").write_text(DOCUMENT * 20, encoding="utf-8")
+        card = path("shared.card")
+        tokens = self.report("pack", "-m", path("long.gguf"), "-f", path("long.txt"), "--bits", "16", "-o", card)["tokens"]
+        card_kb = os.path.getsize(card) / 1024
+
+        def start(*flags):
+            command = ["run", "-i", "-m", path("long.gguf"), "--temp", "0", "-n", "6", *flags]
+            process = subprocess.Popen(words_of(command), env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                       stderr=subprocess.DEVNULL)
+            self.addCleanup(process.kill)
+            process.stdin.write(b"Hi\n")
+            process.stdin.flush()
+            return process
+
+        receivers = [start("--card", card, "--inject", "fused", "-c", tokens + 512) for _ in range(8)]
+        alone = start("-c", "512")  # as many rows of its own, and no card
+        everyone = [*receivers, alone]
+        lines = [process.stdout.readline() for process in everyone]  # each has attended to what it has by now
+        pages = [memory_of(process, card) for process in receivers]
+        private = [memory["Private_Clean"] + memory["Private_Dirty"] for memory in map(memory_of, everyone)]
+        answers = [line + process.communicate(timeout=60)[0] for line, process in zip(lines, everyone)]
+        self.assertEqual(set(answers[:-1]), {answers[0]})
+        self.assertNotEqual(answers[0], answers[-1])
+        for kinds, kb in zip(pages, private):
+            self.assertEqual((kinds["Private_Clean"], kinds["Private_Dirty"], kinds["Anonymous"]), (0, 0, 0), kinds)
+            self.assertGreater(kinds["Shared_Clean"] + kinds["Shared_Dirty"], card_kb * 0.9)  # dirty: all of a tmpfs
+            self.assertLess(kb - private[-1], card_kb / 2)  # no copy of it
 
     def test_cards_side_by_side(self):
         (folder / "other.txt").write_text("The owl sleeps in the tower, and the bell is silent.")
