@@ -42,7 +42,7 @@ void ReadLevels(const std::string& text) {
   for (const Level level : *levels) {
     next = std::find(next, kLevels.end(), level);  // in this order, each once
     Require(next++ != kLevels.end());
-    list += (list.empty() ? "" : ",") + (level == kExactLevel ? "exact" : LevelName(level));
+    list += (list.empty() ? "" : ",") + LevelName(level);
   }
   Require(ParseLevels(list).value() == *levels);
 }
