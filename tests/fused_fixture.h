@@ -29,8 +29,9 @@ class FusedFixture : public SessionTest {
  protected:
   void SetUp() override {
     SessionTest::SetUp();
-    Use({});
+    Use(Spec());
   }
+  virtual TinyModelSpec Spec() const { return {}; }
   void Use(TinyModelSpec spec) {
     spec.half_matrices = false;
     sender_.reset();

@@ -19,8 +19,7 @@ void PrintTo(const Shape& shape, std::ostream* out) { *out << shape.name; }
 
 class FusedShapeTest : public FusedFixture, public testing::WithParamInterface<Shape> {
  protected:
-  void SetUp() override {
-    SessionTest::SetUp();
+  TinyModelSpec Spec() const override {
     TinyModelSpec spec;
     spec.architecture = GetParam().architecture;
     spec.heads = GetParam().heads;
@@ -29,7 +28,7 @@ class FusedShapeTest : public FusedFixture, public testing::WithParamInterface<S
     spec.value_dim = GetParam().value_dim;
     spec.sliding_window = GetParam().window;
     spec.tied = spec.architecture != "gpt-oss";
-    Use(spec);
+    return spec;
   }
 };
 

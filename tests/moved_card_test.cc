@@ -23,8 +23,7 @@ void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }
 
 class MovedCardTest : public FusedFixture, public testing::WithParamInterface<Kind> {
  protected:
-  void SetUp() override {
-    SessionTest::SetUp();
+  TinyModelSpec Spec() const override {
     TinyModelSpec spec;
     spec.architecture = GetParam().architecture;
     spec.rope_scaling = GetParam().rope_scaling;
@@ -32,8 +31,7 @@ class MovedCardTest : public FusedFixture, public testing::WithParamInterface<Ki
     spec.sliding_window = GetParam().window;
     spec.rope_base_window = 500;
     spec.layers = spec.architecture == "smollm3" ? 4 : 2;  // the last of four has no RoPE
-    spec.half_matrices = false;
-    model_ = LoadTiny(spec);
+    return spec;
   }
   static SessionOptions Options(SessionOptions options) {
     options.context = GetParam().context;
