@@ -1,0 +1,47 @@
+// The ways to go on from the context of a speed measurement: receivers that have it already.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "eval/speed_context.h"
+#include "qkvshare/status.h"
+#include "runtime/session.h"
+
+namespace qkvshare {
+
+inline constexpr const char *kFused = "fused", *kF16 = "F16", *kQ8 = "Q8_0", *kQ4 = "Q4_0", *kEmpty = "empty",
+                            *kNoCard = "no card";
+
+struct SpeedWay {
+  std::string name;
+  std::unique_ptr<Session> session;
+  size_t depth = 0;  // tokens of the context
+
+  // Back to the context alone.
+  Status Restart() const { return session->Truncate(depth); }
+  Status Prefill(std::span<const int32_t> tokens) const { return session->Prefill(tokens, {}); }
+};
+
+class SpeedWays {
+ public:
+  explicit SpeedWays(const SpeedContext& context) : context_(context) {}
+
+  // Makes it where it is asked for first, which takes a while. It stays where it is.
+  Result<const SpeedWay*> Find(const std::string& name);
+
+ private:
+  Result<SpeedWay> Make(const std::string& name) const;
+
+  const SpeedContext& context_;
+  std::deque<SpeedWay> ways_;
+};
+
+// Of "F16", "Q8_0" and "Q4_0".
+CacheType CacheTypeOf(const std::string& way);
+
+}  // namespace qkvshare
