@@ -16,12 +16,14 @@ class SpeedTest(CliTest):
         self.assertEqual([depth["depth"] for depth in report["depths"]], [80, 200])
         for depth in report["depths"]:
             tests = {test["test"]: test["ways"] for test in depth["tests"]}
-            self.assertEqual(set(tests["decode"]), {"fused", "F16", "Q8_0", "Q4_0", "empty"})
+            self.assertEqual(set(tests["decode"]), {"fused", "F16", "Q8_0", "Q4_0", "no card"})
+            self.assertEqual(set(tests["decode, no card"]), {"no card", "llama.cpp"})
             self.assertEqual(set(tests["first token"]), {"hand-over", "attached", "warm F16", "F16 state", "Q8_0 state",
                                                          "Q4_0 state"})
             for ways in tests.values():
                 for times in ways.values():
                     self.assertTrue(0 < times["least_us"] <= times["median_us"] <= times["most_us"])
+                    self.assertGreater(times["ratio"], 0)
             self.assertGreater(depth["prefill_us"], 0)
         kept = sorted((folder / "cache" / "bench").glob("*"))
         self.assertEqual(len(kept), 4)  # a context and its prefill's time at each depth, and nothing else

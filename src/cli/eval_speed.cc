@@ -39,7 +39,10 @@ std::string CpuName() {
 nlohmann::json TestJson(const SpeedTest& test) {
   nlohmann::json ways = nlohmann::json::object();
   for (const Timing& timing : test.ways)
-    ways[timing.way] = {{"median_us", timing.median_us}, {"least_us", timing.least_us}, {"most_us", timing.most_us}};
+    ways[timing.way] = {{"median_us", timing.median_us},
+                        {"least_us", timing.least_us},
+                        {"most_us", timing.most_us},
+                        {"ratio", timing.ratio}};
   return {{"test", test.name}, {"ways", ways}};
 }
 
@@ -63,9 +66,7 @@ void PrintTest(const SpeedTest& test) {
   for (const Timing& timing : test.ways) {
     fmt::print("  {} {} ({}..{}", timing.way, FormatUs(timing.median_us), FormatUs(timing.least_us),
                FormatUs(timing.most_us));
-    if (&timing != &test.ways.front()) {
-      fmt::print("; {:.2f}x", static_cast<double>(timing.median_us) / static_cast<double>(test.ways.front().median_us));
-    }
+    if (&timing != &test.ways.front()) fmt::print("; {:.3f}x", timing.ratio);
     fmt::print(")");
   }
   fmt::print("\n");
@@ -73,11 +74,11 @@ void PrintTest(const SpeedTest& test) {
 
 // What the context adds to a token, over what it adds with the card.
 void PrintAttentionShare(const SpeedTest& decode) {
-  const int64_t empty = decode.Find("empty")->median_us;
-  const int64_t fused = decode.Find("fused")->median_us - empty;
-  fmt::print("  attention alone (time less that of an empty context): fused {}", FormatUs(std::max<int64_t>(fused, 0)));
+  const int64_t no_card = decode.Find("no card")->median_us;
+  const int64_t fused = decode.Find("fused")->median_us - no_card;
+  fmt::print("  attention alone (time less that without the context): fused {}", FormatUs(std::max<int64_t>(fused, 0)));
   for (const char* way : {"F16", "Q8_0", "Q4_0"}) {
-    const int64_t us = decode.Find(way)->median_us - empty;
+    const int64_t us = decode.Find(way)->median_us - no_card;
     fmt::print(", {} {} ({:.1f}x)", way, FormatUs(std::max<int64_t>(us, 0)),
                static_cast<double>(us) / static_cast<double>(std::max<int64_t>(fused, 1)));
   }

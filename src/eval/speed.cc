@@ -17,11 +17,25 @@
 namespace qkvshare {
 namespace {
 
-constexpr size_t kDecodeTokens = 8;  // of a run, each timed with the others
+constexpr size_t kDecodeTokens = 8;  // of a run, timed together
+// Without a card: what is to be seen is smaller than the noise of a few runs, and they are short.
+constexpr size_t kNoCardTokens = 32;
+constexpr int kNoCardRepeats = 4;  // times as many
 
-Timing Summary(const std::string& way, std::vector<int64_t> us) {
-  std::sort(us.begin(), us.end());
-  return {way, us[us.size() / 2], us.front(), us.back()};
+template <typename T>
+T Median(std::vector<T> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+// us, first_us: of each run of this way and of the first one.
+Timing Summary(const std::string& way, const std::vector<int64_t>& us, const std::vector<int64_t>& first_us) {
+  std::vector<double> ratios;
+  for (size_t i = 0; i < us.size(); ++i)
+    ratios.push_back(static_cast<double>(us[i]) / static_cast<double>(std::max<int64_t>(first_us[i], 1)));
+  const auto [least, most] = std::minmax_element(us.begin(), us.end());
+  return {way, Median(us), *least, *most, Median(ratios)};
 }
 
 class SpeedTests {
@@ -29,19 +43,19 @@ class SpeedTests {
   SpeedTests(const SpeedContext& context, SpeedReport* report) : context_(context), report_(report), ways_(context) {}
 
   // Microseconds to decode tokens one by one after the context, a token.
-  Status Decode(const std::string& test, const std::vector<std::string>& ways) {
-    return Measure(test, ways, [&](const std::string& name) -> Result<int64_t> {
+  Status Decode(const std::string& test, size_t tokens, int repeats, const std::vector<std::string>& ways) {
+    return Measure(test, repeats, ways, [&](const std::string& name) -> Result<int64_t> {
       QKV_ASSIGN_OR_RETURN(const SpeedWay* way, ways_.Find(name));
       QKV_RETURN_IF_ERROR(way->Restart());
       QKV_RETURN_IF_ERROR(way->Prefill(context_.After(1)));
       Stopwatch watch;
-      for (size_t i = 1; i <= kDecodeTokens; ++i) QKV_RETURN_IF_ERROR(way->Prefill(context_.After(i + 1).last(1)));
-      return watch.LapUs() / static_cast<int64_t>(kDecodeTokens);
+      for (size_t i = 1; i <= tokens; ++i) QKV_RETURN_IF_ERROR(way->Prefill(context_.After(i + 1).last(1)));
+      return watch.LapUs() / static_cast<int64_t>(tokens);
     });
   }
 
-  Status Suffix(const std::string& test, size_t count, const std::vector<std::string>& ways) {
-    return Measure(test, ways, [&](const std::string& name) -> Result<int64_t> {
+  Status Suffix(const std::string& test, size_t count, int repeats, const std::vector<std::string>& ways) {
+    return Measure(test, repeats, ways, [&](const std::string& name) -> Result<int64_t> {
       QKV_ASSIGN_OR_RETURN(const SpeedWay* way, ways_.Find(name));
       QKV_RETURN_IF_ERROR(way->Restart());
       Stopwatch watch;
@@ -59,7 +73,9 @@ class SpeedTests {
       ways.push_back(name + std::string(" state"));
       if (status.ok()) status = WriteState(name);
     }
-    if (status.ok()) status = Measure("first token", ways, [&](const std::string& name) { return FirstTokenOf(name); });
+    if (status.ok())
+      status = Measure("first token", context_.request().repeats, ways,
+                       [&](const std::string& name) { return FirstTokenOf(name); });
     for (const char* name : {kF16, kQ8, kQ4}) std::filesystem::remove(StatePath(name));
     return status;
   }
@@ -67,8 +83,7 @@ class SpeedTests {
  private:
   // Runs `run` of each way in turn; it returns the time that counts.
   template <typename Run>
-  Status Measure(const std::string& name, const std::vector<std::string>& ways, const Run& run) {
-    const int repeats = context_.request().repeats;
+  Status Measure(const std::string& name, int repeats, const std::vector<std::string>& ways, const Run& run) {
     std::vector<std::vector<int64_t>> us(ways.size());
     for (int repeat = -1; repeat < repeats; ++repeat) {  // the first warms up
       context_.Step(fmt::format("{} {}/{}", name, repeat + 1, repeats));
@@ -79,7 +94,7 @@ class SpeedTests {
     }
     SpeedTest& test = report_->tests.emplace_back();
     test.name = name;
-    for (size_t i = 0; i < ways.size(); ++i) test.ways.push_back(Summary(ways[i], us[i]));
+    for (size_t i = 0; i < ways.size(); ++i) test.ways.push_back(Summary(ways[i], us[i], us[0]));
     return {};
   }
 
@@ -142,11 +157,12 @@ Result<SpeedReport> MeasureSpeed(const Model& model, const SpeedRequest& request
   QKV_ASSIGN_OR_RETURN(const std::unique_ptr<SpeedContext> context, SpeedContext::Make(model, request, &report));
   {
     SpeedTests tests(*context, &report);
-    QKV_RETURN_IF_ERROR(tests.Decode("decode", {kFused, kF16, kQ8, kQ4, kEmpty}));
-    QKV_RETURN_IF_ERROR(tests.Suffix("suffix 32", 32, {kFused, kF16, kEmpty}));
-    QKV_RETURN_IF_ERROR(tests.Suffix("suffix 512", 512, {kFused, kF16, kEmpty}));
-    QKV_RETURN_IF_ERROR(tests.Decode("decode, no card", {kNoCard, kEmpty}));
-    QKV_RETURN_IF_ERROR(tests.Suffix("suffix 32, no card", 32, {kNoCard, kEmpty}));
+    const int repeats = request.repeats;
+    QKV_RETURN_IF_ERROR(tests.Decode("decode", kDecodeTokens, repeats, {kFused, kF16, kQ8, kQ4, kNoCard}));
+    QKV_RETURN_IF_ERROR(tests.Suffix("suffix 32", 32, repeats, {kFused, kF16, kNoCard}));
+    QKV_RETURN_IF_ERROR(tests.Suffix("suffix 512", 512, repeats, {kFused, kF16, kNoCard}));
+    QKV_RETURN_IF_ERROR(tests.Decode("decode, no card", kNoCardTokens, repeats * kNoCardRepeats, {kLlama, kNoCard}));
+    QKV_RETURN_IF_ERROR(tests.Suffix("suffix 32, no card", 32, repeats * kNoCardRepeats, {kLlama, kNoCard}));
     QKV_RETURN_IF_ERROR(tests.FirstToken());
   }
   QKV_RETURN_IF_ERROR(MeasureMemory(*context, &report));

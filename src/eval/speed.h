@@ -17,6 +17,8 @@ namespace qkvshare {
 struct Timing {
   std::string way;
   int64_t median_us = 0, least_us = 0, most_us = 0;
+  // Time over the first way's in the same turn, the median: what slows the machine for a while slows both.
+  double ratio = 1;
 };
 
 // Ways to do the same thing, in the order in which they took turns.
@@ -49,8 +51,8 @@ struct SpeedRequest {
   std::function<void(const std::string&)> on_step;
 };
 
-// The ways: "fused" (card attached), "F16", "Q8_0" and "Q4_0" (llama.cpp's own caches), "empty" (no context before) and
-// "no card" (the same, where cards could be attached).
+// The ways: "fused" (card attached), "F16", "Q8_0" and "Q4_0" (llama.cpp's own caches), and without the context
+// "no card" (cards could be attached) and "llama.cpp" (alone, without a callback).
 Result<SpeedReport> MeasureSpeed(const Model& model, const SpeedRequest& request);
 
 }  // namespace qkvshare

@@ -20,15 +20,22 @@ Result<const SpeedWay*> SpeedWays::Find(const std::string& name) {
 }
 
 Result<SpeedWay> SpeedWays::Make(const std::string& name) const {
-  const bool fused = name == kFused, empty = name == kEmpty || name == kNoCard;
-  const size_t depth = empty ? 0 : context_.depth();
-  SessionOptions options = fused ? context_.FusedOptions() : context_.Options(CacheTypeOf(name), depth);
-  if (name == kNoCard) options.fused = true;
-  QKV_ASSIGN_OR_RETURN(std::unique_ptr<Session> session, Session::Create(context_.model(), options));
-  RestoreTimes times;
-  if (fused) QKV_RETURN_IF_ERROR(SpeedContext::Attach(context_.card(), session.get()));
-  if (!fused && !empty) QKV_RETURN_IF_ERROR(RestoreCard(context_.exact(), depth, session.get(), &times));
-  return SpeedWay{name, std::move(session), depth};
+  SpeedWay way{name, nullptr, nullptr, name == kNoCard || name == kLlama ? 0 : context_.depth()};
+  SessionOptions options =
+      name == kFused ? context_.FusedOptions() : context_.Options(CacheTypeOf(name), /*tokens=*/way.depth);
+  if (name == kLlama) {
+    QKV_ASSIGN_OR_RETURN(way.plain, PlainContext::Create(context_.model(), options));
+    return way;
+  }
+  options.fused = name == kFused || name == kNoCard;
+  QKV_ASSIGN_OR_RETURN(way.session, Session::Create(context_.model(), options));
+  if (name == kFused) {
+    QKV_RETURN_IF_ERROR(SpeedContext::Attach(context_.card(), way.session.get()));
+  } else if (name != kNoCard) {
+    RestoreTimes times;
+    QKV_RETURN_IF_ERROR(RestoreCard(context_.exact(), way.depth, way.session.get(), &times));
+  }
+  return way;
 }
 
 }  // namespace qkvshare

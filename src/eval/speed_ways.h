@@ -10,21 +10,25 @@
 
 #include "eval/speed_context.h"
 #include "qkvshare/status.h"
+#include "runtime/plain_context.h"
 #include "runtime/session.h"
 
 namespace qkvshare {
 
-inline constexpr const char *kFused = "fused", *kF16 = "F16", *kQ8 = "Q8_0", *kQ4 = "Q4_0", *kEmpty = "empty",
-                            *kNoCard = "no card";
+inline constexpr const char *kFused = "fused", *kF16 = "F16", *kQ8 = "Q8_0", *kQ4 = "Q4_0", *kNoCard = "no card",
+                            *kLlama = "llama.cpp";
 
 struct SpeedWay {
   std::string name;
-  std::unique_ptr<Session> session;
-  size_t depth = 0;  // tokens of the context
+  std::unique_ptr<Session> session;     // null: llama.cpp alone
+  std::unique_ptr<PlainContext> plain;  // else null
+  size_t depth = 0;                     // tokens of the context
 
   // Back to the context alone.
-  Status Restart() const { return session->Truncate(depth); }
-  Status Prefill(std::span<const int32_t> tokens) const { return session->Prefill(tokens, {}); }
+  Status Restart() const { return session != nullptr ? session->Truncate(depth) : plain->Truncate(depth); }
+  Status Prefill(std::span<const int32_t> tokens) const {
+    return session != nullptr ? session->Prefill(tokens, {}) : plain->Prefill(tokens);
+  }
 };
 
 class SpeedWays {

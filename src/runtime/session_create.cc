@@ -8,6 +8,7 @@
 
 #include "llama.h"
 #include "runtime/backend.h"
+#include "runtime/context_params.h"
 #include "runtime/session.h"
 
 namespace qkvshare {
@@ -23,24 +24,6 @@ uint32_t ContextOf(const Model& model, const SessionOptions& options) {
 uint32_t CellsOf(const Model& model, const SessionOptions& options) {
   const uint32_t context = ContextOf(model, options);
   return model.rope_depends_on_context() ? context : context - std::min(options.card_tokens, context);
-}
-
-llama_context_params ParamsOf(const Model& model, const SessionOptions& options, const SequenceIds& ids) {
-  llama_context_params params = llama_context_default_params();
-  params.n_ubatch = std::max(options.batch, 1u);
-  params.n_threads = params.n_threads_batch = options.threads > 0 ? options.threads : DefaultThreads();
-  params.n_seq_max = static_cast<uint32_t>(ids.count());
-  // llama.cpp aborts on a context or a batch of fewer tokens than there are sequences.
-  params.n_ctx = std::max(CellsOf(model, options), params.n_seq_max);
-  params.n_batch = std::max(params.n_ubatch, params.n_seq_max);
-  params.rope_freq_base = options.rope_freq_base;
-  params.rope_freq_scale = options.rope_freq_scale;
-  params.flash_attn_type = options.flash_attention ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
-  params.type_k = static_cast<ggml_type>(GgmlTypeOf(options.cache_type_k));
-  params.type_v = static_cast<ggml_type>(GgmlTypeOf(options.cache_type_v));
-  params.kv_unified = true;
-  params.swa_full = true;
-  return params;
 }
 
 // llama.cpp aborts on some of what this refuses.
@@ -67,6 +50,24 @@ std::string KindOf(const Model& model, const SessionOptions& options) {
 }
 
 }  // namespace
+
+llama_context_params ContextParamsOf(const Model& model, const SessionOptions& options, const SequenceIds& ids) {
+  llama_context_params params = llama_context_default_params();
+  params.n_ubatch = std::max(options.batch, 1u);
+  params.n_threads = params.n_threads_batch = options.threads > 0 ? options.threads : DefaultThreads();
+  params.n_seq_max = static_cast<uint32_t>(ids.count());
+  // llama.cpp aborts on a context or a batch of fewer tokens than there are sequences.
+  params.n_ctx = std::max(CellsOf(model, options), params.n_seq_max);
+  params.n_batch = std::max(params.n_ubatch, params.n_seq_max);
+  params.rope_freq_base = options.rope_freq_base;
+  params.rope_freq_scale = options.rope_freq_scale;
+  params.flash_attn_type = options.flash_attention ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+  params.type_k = static_cast<ggml_type>(GgmlTypeOf(options.cache_type_k));
+  params.type_v = static_cast<ggml_type>(GgmlTypeOf(options.cache_type_v));
+  params.kv_unified = true;
+  params.swa_full = true;
+  return params;
+}
 
 Status CheckSessionOptions(const SessionOptions& options) {
   if (!options.flash_attention && IsQuantized(options.cache_type_v)) {
@@ -114,7 +115,7 @@ Session::~Session() {
 }
 
 Status Session::MakeContext() {
-  llama_context_params params = ParamsOf(model_, options_, ids_);
+  llama_context_params params = ContextParamsOf(model_, options_, ids_);
   card_context_->SetCallback(&params);
   params.abort_callback = [](void* data) {
     return static_cast<Session*>(data)->cancelled_.load(std::memory_order_relaxed);

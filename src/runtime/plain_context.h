@@ -1,0 +1,44 @@
+// llama.cpp alone: a context with a session's parameters and no callback, to measure sessions against.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "qkvshare/status.h"
+#include "runtime/model.h"
+#include "runtime/session.h"
+
+struct llama_context;
+
+namespace qkvshare {
+
+// One sequence. The model must outlive it. Not thread-safe.
+class PlainContext {
+ public:
+  // options: that a session can be made with; fused, card_tokens and sequences do not matter. kInvalidArgument as
+  // CheckSessionOptions; kOutOfRange where llama.cpp cannot make the context.
+  static Result<std::unique_ptr<PlainContext>> Create(const Model& model, SessionOptions options);
+  ~PlainContext();
+  PlainContext(const PlainContext&) = delete;
+  PlainContext& operator=(const PlainContext&) = delete;
+
+  // Decodes tokens after those that are there, in calls of as many as a session's. Computes the logits of the last
+  // token of each call, as a session does. Errors: DecodeStatus.
+  Status Prefill(std::span<const int32_t> tokens);
+  // Keeps the first `tokens` tokens.
+  Status Truncate(size_t tokens);
+
+  // Of the token that was decoded last, [vocab]; nullptr before the first.
+  const float* logits() const;
+  // Rows of its cache: its tokens, rounded up by llama.cpp.
+  uint32_t cells() const;
+
+ private:
+  explicit PlainContext(llama_context* context) : context_(context) {}
+
+  llama_context* context_;
+};
+
+}  // namespace qkvshare
