@@ -25,10 +25,13 @@ class SpeedTest(CliTest):
                     self.assertTrue(0 < times["least_us"] <= times["median_us"] <= times["most_us"])
                     self.assertGreater(times["ratio"], 0)
             self.assertGreater(depth["prefill_us"], 0)
+            self.assertTrue(0 < depth["attended_bytes"] < depth["card_bytes"])
+            self.assertGreater(depth["machine_bytes_per_s"], 1e8)
+            self.assertGreaterEqual(depth["attention_bytes_per_s"], 0)
         kept = sorted((folder / "cache" / "bench").glob("*"))
         self.assertEqual(len(kept), 4)  # a context and its prefill's time at each depth, and nothing else
         text = self.succeed(*flags)
-        for word in ("80 tokens: card", "hand-over", "prefill of the context", "attention alone"):
+        for word in ("80 tokens: card", "hand-over", "prefill of the context", "attention alone", "GB/s"):
             self.assertIn(word, text)
         self.assertEqual(sorted((folder / "cache" / "bench").glob("*")), kept)
         self.fail_with(MISSING, "eval", "speed", "-m", path("a.gguf"), "-f", path("none.txt"), says="none.txt")

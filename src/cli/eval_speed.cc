@@ -57,6 +57,9 @@ nlohmann::json DepthJson(const SpeedReport& report) {
           {"prefill_us", report.prefill_us},
           {"receiver_bytes", report.receiver_bytes},
           {"restored_receiver_bytes", report.restored_receiver_bytes},
+          {"attended_bytes", report.attended_bytes},
+          {"attention_bytes_per_s", report.AttentionBandwidth()},
+          {"machine_bytes_per_s", report.machine_bandwidth},
           {"tests", tests}};
 }
 
@@ -85,6 +88,13 @@ void PrintAttentionShare(const SpeedTest& decode) {
   fmt::print("\n");
 }
 
+// How near attention over the card comes to what memory gives.
+void PrintBandwidth(const SpeedReport& report) {
+  const double read = report.AttentionBandwidth(), machine = report.machine_bandwidth;
+  fmt::print("  it reads {} of the card a token, at {:.1f} GB/s: {:.0f}% of this machine's {:.1f} GB/s\n",
+             FormatBytes(report.attended_bytes), read / 1e9, machine > 0 ? 100 * read / machine : 0, machine / 1e9);
+}
+
 void PrintPrefill(const SpeedReport& report) {
   if (report.prefill_us == 0) return;
   const auto first_token = std::find_if(report.tests.begin(), report.tests.end(),
@@ -101,6 +111,7 @@ void PrintDepth(const SpeedReport& report) {
   for (const SpeedTest& test : report.tests) PrintTest(test);
   PrintPrefill(report);
   PrintAttentionShare(report.tests.front());
+  PrintBandwidth(report);
   fmt::print("  private memory of one more receiver: fused {}, restored {}\n", FormatBytes(report.receiver_bytes),
              FormatBytes(report.restored_receiver_bytes));
 }

@@ -10,6 +10,7 @@
 
 #include "base/file.h"
 #include "base/stopwatch.h"
+#include "eval/bandwidth.h"
 #include "eval/speed_context.h"
 #include "eval/speed_memory.h"
 #include "eval/speed_ways.h"
@@ -69,14 +70,14 @@ class SpeedTests {
   Status FirstToken() {
     std::vector<std::string> ways = {"hand-over", "attached", "warm F16"};
     Status status;
-    for (const char* name : {kF16, kQ8, kQ4}) {
+    for (const char* name : {kF16Way, kQ8Way, kQ4Way}) {
       ways.push_back(name + std::string(" state"));
       if (status.ok()) status = WriteState(name);
     }
     if (status.ok())
       status = Measure("first token", context_.request().repeats, ways,
                        [&](const std::string& name) { return FirstTokenOf(name); });
-    for (const char* name : {kF16, kQ8, kQ4}) std::filesystem::remove(StatePath(name));
+    for (const char* name : {kF16Way, kQ8Way, kQ4Way}) std::filesystem::remove(StatePath(name));
     return status;
   }
 
@@ -101,7 +102,7 @@ class SpeedTests {
   Result<int64_t> FirstTokenOf(const std::string& name) {
     Stopwatch watch;
     if (name == "attached" || name == "warm F16") {
-      QKV_ASSIGN_OR_RETURN(const SpeedWay* way, ways_.Find(name == "attached" ? kFused : kF16));
+      QKV_ASSIGN_OR_RETURN(const SpeedWay* way, ways_.Find(name == "attached" ? kFusedWay : kF16Way));
       QKV_RETURN_IF_ERROR(way->Restart());
       watch.LapUs();
       QKV_RETURN_IF_ERROR(way->Prefill(context_.After(32)));
@@ -152,17 +153,33 @@ const Timing* SpeedTest::Find(const std::string& way) const {
   return found == ways.end() ? nullptr : &*found;
 }
 
+const SpeedTest* SpeedReport::Find(const std::string& test) const {
+  const auto found = std::find_if(tests.begin(), tests.end(), [&](const SpeedTest& t) { return t.name == test; });
+  return found == tests.end() ? nullptr : &*found;
+}
+
+double SpeedReport::AttentionBandwidth() const {
+  const SpeedTest* decode = Find("decode");
+  if (decode == nullptr) return 0;
+  const int64_t us = decode->Find(kFusedWay)->median_us - decode->Find(kNoCardWay)->median_us;
+  return us > 0 ? static_cast<double>(attended_bytes) * 1e6 / static_cast<double>(us) : 0;
+}
+
 Result<SpeedReport> MeasureSpeed(const Model& model, const SpeedRequest& request) {
   SpeedReport report;
   QKV_ASSIGN_OR_RETURN(const std::unique_ptr<SpeedContext> context, SpeedContext::Make(model, request, &report));
   {
     SpeedTests tests(*context, &report);
     const int repeats = request.repeats;
-    QKV_RETURN_IF_ERROR(tests.Decode("decode", kDecodeTokens, repeats, {kFused, kF16, kQ8, kQ4, kNoCard}));
-    QKV_RETURN_IF_ERROR(tests.Suffix("suffix 32", 32, repeats, {kFused, kF16, kNoCard}));
-    QKV_RETURN_IF_ERROR(tests.Suffix("suffix 512", 512, repeats, {kFused, kF16, kNoCard}));
-    QKV_RETURN_IF_ERROR(tests.Decode("decode, no card", kNoCardTokens, repeats * kNoCardRepeats, {kLlama, kNoCard}));
-    QKV_RETURN_IF_ERROR(tests.Suffix("suffix 32, no card", 32, repeats * kNoCardRepeats, {kLlama, kNoCard}));
+    context->Step("the machine's memory");
+    report.machine_bandwidth = MeasureReadBandwidth(request.session.threads);
+    QKV_RETURN_IF_ERROR(
+        tests.Decode("decode", kDecodeTokens, repeats, {kFusedWay, kF16Way, kQ8Way, kQ4Way, kNoCardWay}));
+    QKV_RETURN_IF_ERROR(tests.Suffix("suffix 32", 32, repeats, {kFusedWay, kF16Way, kNoCardWay}));
+    QKV_RETURN_IF_ERROR(tests.Suffix("suffix 512", 512, repeats, {kFusedWay, kF16Way, kNoCardWay}));
+    QKV_RETURN_IF_ERROR(
+        tests.Decode("decode, no card", kNoCardTokens, repeats * kNoCardRepeats, {kLlamaWay, kNoCardWay}));
+    QKV_RETURN_IF_ERROR(tests.Suffix("suffix 32, no card", 32, repeats * kNoCardRepeats, {kLlamaWay, kNoCardWay}));
     QKV_RETURN_IF_ERROR(tests.FirstToken());
   }
   QKV_RETURN_IF_ERROR(MeasureMemory(*context, &report));

@@ -37,7 +37,14 @@ struct SpeedReport {
   int64_t prefill_us = 0;              // of the context; 0: it was in the cache folder
   size_t receiver_bytes = 0;           // private memory of one more receiver: fused ...
   size_t restored_receiver_bytes = 0;  // ... and restored
+  size_t attended_bytes = 0;           // of the card, codes and scales, that attention reads for a token
+  double machine_bandwidth = 0;        // bytes a second (MeasureReadBandwidth), with the request's threads
   std::vector<SpeedTest> tests;
+
+  const SpeedTest* Find(const std::string& test) const;
+  // Bytes a second at which attention reads the card: attended_bytes over what the card adds to a token's time in the
+  // test "decode". 0 where that was not measured, or no time is left.
+  double AttentionBandwidth() const;
 };
 
 struct SpeedRequest {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <utility>
@@ -20,6 +21,20 @@ namespace {
 constexpr size_t kRoom = 1024;  // tokens after the context
 
 ByteSpan BytesOf(const std::string& text) { return {reinterpret_cast<const uint8_t*>(text.data()), text.size()}; }
+
+// Codes and scales that attention of one token after the card reads, in all layers. Of layers with a window the
+// window's part; the alignment of blocks (under 64 bytes a head) counts too.
+size_t AttendedBytes(const Card& card) {
+  size_t bytes = 0;
+  for (size_t layer = 0; layer < card.layers(); ++layer) {
+    size_t whole = 0;
+    for (const Side side : {Side::kKeys, Side::kValues})
+      whole += card.layout(layer, side).bytes * card.shape(layer).kv_heads;
+    const size_t window = card.window(layer), tokens = card.tokens();
+    bytes += window > 0 ? whole * std::min(window, tokens) / tokens : whole;
+  }
+  return bytes;
+}
 
 }  // namespace
 
@@ -114,6 +129,7 @@ Status SpeedContext::Pack(const Session& session, SpeedReport* report) {
   report->card_bytes = card.file_bytes();
   report->code_bits = card.average_code_bits();
   report->total_bits = card.average_total_bits();
+  report->attended_bytes = AttendedBytes(card);
   card_ = std::make_shared<const Card>(std::move(card));
   return {};
 }

@@ -8,8 +8,8 @@
 namespace qkvshare {
 
 CacheType CacheTypeOf(const std::string& way) {
-  if (way == kQ8) return CacheType::kQ8_0;
-  return way == kQ4 ? CacheType::kQ4_0 : CacheType::kF16;
+  if (way == kQ8Way) return CacheType::kQ8_0;
+  return way == kQ4Way ? CacheType::kQ4_0 : CacheType::kF16;
 }
 
 Result<const SpeedWay*> SpeedWays::Find(const std::string& name) {
@@ -20,18 +20,18 @@ Result<const SpeedWay*> SpeedWays::Find(const std::string& name) {
 }
 
 Result<SpeedWay> SpeedWays::Make(const std::string& name) const {
-  SpeedWay way{name, nullptr, nullptr, name == kNoCard || name == kLlama ? 0 : context_.depth()};
+  SpeedWay way{name, nullptr, nullptr, name == kNoCardWay || name == kLlamaWay ? 0 : context_.depth()};
   SessionOptions options =
-      name == kFused ? context_.FusedOptions() : context_.Options(CacheTypeOf(name), /*tokens=*/way.depth);
-  if (name == kLlama) {
+      name == kFusedWay ? context_.FusedOptions() : context_.Options(CacheTypeOf(name), /*tokens=*/way.depth);
+  if (name == kLlamaWay) {
     QKV_ASSIGN_OR_RETURN(way.plain, PlainContext::Create(context_.model(), options));
     return way;
   }
-  options.fused = name == kFused || name == kNoCard;
+  options.fused = name == kFusedWay || name == kNoCardWay;
   QKV_ASSIGN_OR_RETURN(way.session, Session::Create(context_.model(), options));
-  if (name == kFused) {
+  if (name == kFusedWay) {
     QKV_RETURN_IF_ERROR(SpeedContext::Attach(context_.card(), way.session.get()));
-  } else if (name != kNoCard) {
+  } else if (name != kNoCardWay) {
     RestoreTimes times;
     QKV_RETURN_IF_ERROR(RestoreCard(context_.exact(), way.depth, way.session.get(), &times));
   }

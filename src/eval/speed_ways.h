@@ -15,8 +15,8 @@
 
 namespace qkvshare {
 
-inline constexpr const char *kFused = "fused", *kF16 = "F16", *kQ8 = "Q8_0", *kQ4 = "Q4_0", *kNoCard = "no card",
-                            *kLlama = "llama.cpp";
+inline constexpr const char *kFusedWay = "fused", *kF16Way = "F16", *kQ8Way = "Q8_0", *kQ4Way = "Q4_0",
+                            *kNoCardWay = "no card", *kLlamaWay = "llama.cpp";
 
 struct SpeedWay {
   std::string name;
