@@ -7,6 +7,14 @@ from cli_support import DOCUMENT, MISSING, CliTest, folder, main, path, setUpMod
 
 
 class SpeedTest(CliTest):
+    def check_memory(self, depth):
+        memory = depth["receiver_bytes"]
+        # llama.cpp rounds 64 tokens up to 256 rows, of 2 layers with 2 heads of 64 keys and 64 values in FP16. Every
+        # receiver has at least these; what else there is, another allocator or a sanitizer may change.
+        self.assertEqual(memory["own_rows"], 256 * 2 * 2 * 128 * 2)
+        for kind in ("fused", "restored", "empty"):
+            self.assertGreater(memory[kind], 0.9 * memory["own_rows"], kind)
+
     def test_speed(self):
         (folder / "long.txt").write_text(DOCUMENT * 2, encoding="utf-8")
         flags = ["eval", "speed", "-m", path("a.gguf"), "-t", "1", "-f", path("long.txt"), "--depth", "80,200",
@@ -27,6 +35,7 @@ class SpeedTest(CliTest):
             self.assertGreater(depth["prefill_us"], 0)
             self.assertTrue(0 < depth["attended_bytes"] < depth["card_bytes"])
             self.assertGreater(depth["machine_bytes_per_s"], 1e8)
+            self.check_memory(depth)
             self.assertGreaterEqual(depth["attention_bytes_per_s"], 0)
         kept = sorted((folder / "cache" / "bench").glob("*"))
         self.assertEqual(len(kept), 4)  # a context and its prefill's time at each depth, and nothing else

@@ -55,8 +55,11 @@ nlohmann::json DepthJson(const SpeedReport& report) {
           {"total_bits", report.total_bits},
           {"pack_us", report.pack_us},
           {"prefill_us", report.prefill_us},
-          {"receiver_bytes", report.receiver_bytes},
-          {"restored_receiver_bytes", report.restored_receiver_bytes},
+          {"receiver_bytes",
+           {{"fused", report.memory.fused},
+            {"restored", report.memory.restored},
+            {"empty", report.memory.empty},
+            {"own_rows", report.memory.own_rows}}},
           {"attended_bytes", report.attended_bytes},
           {"attention_bytes_per_s", report.AttentionBandwidth()},
           {"machine_bytes_per_s", report.machine_bandwidth},
@@ -105,6 +108,16 @@ void PrintPrefill(const SpeedReport& report) {
              static_cast<double>(report.prefill_us) / static_cast<double>(report.pack_us));
 }
 
+void PrintMemory(const ReceiverMemory& memory) {
+  const size_t context = memory.empty - std::min(memory.own_rows, memory.empty);
+  const size_t card = memory.fused - std::min(memory.empty, memory.fused);
+  fmt::print(
+      "  private memory of one more receiver: restored {}, fused {}: rows of its own {}, the rest of a llama.cpp "
+      "context {}, for attention over the card {}\n",
+      FormatBytes(memory.restored), FormatBytes(memory.fused), FormatBytes(memory.own_rows), FormatBytes(context),
+      FormatBytes(card));
+}
+
 void PrintDepth(const SpeedReport& report) {
   fmt::print("{} tokens: card {} ({:.2f} bits a channel with everything), packed in {}\n", report.depth,
              FormatBytes(report.card_bytes), report.total_bits, FormatUs(report.pack_us));
@@ -112,8 +125,7 @@ void PrintDepth(const SpeedReport& report) {
   PrintPrefill(report);
   PrintAttentionShare(report.tests.front());
   PrintBandwidth(report);
-  fmt::print("  private memory of one more receiver: fused {}, restored {}\n", FormatBytes(report.receiver_bytes),
-             FormatBytes(report.restored_receiver_bytes));
+  PrintMemory(report.memory);
 }
 
 Status Save(const nlohmann::json& object, const std::string& path) {

@@ -182,7 +182,7 @@ Result<SpeedReport> MeasureSpeed(const Model& model, const SpeedRequest& request
     QKV_RETURN_IF_ERROR(tests.Suffix("suffix 32, no card", 32, repeats * kNoCardRepeats, {kLlamaWay, kNoCardWay}));
     QKV_RETURN_IF_ERROR(tests.FirstToken());
   }
-  QKV_RETURN_IF_ERROR(MeasureMemory(*context, &report));
+  QKV_ASSIGN_OR_RETURN(report.memory, MeasureMemory(*context));
   return report;
 }
 

@@ -29,16 +29,23 @@ struct SpeedTest {
   const Timing* Find(const std::string& way) const;
 };
 
+// Private memory of one more receiver in the process, after a suffix of 32 tokens: the median of several, in bytes.
+struct ReceiverMemory {
+  size_t fused = 0;     // with the card attached
+  size_t restored = 0;  // with the card in its own rows
+  size_t empty = 0;     // of llama.cpp alone, with as many own rows as the fused one and no context before
+  size_t own_rows = 0;  // part of `empty` and of `fused`: the rows for its own tokens
+};
+
 struct SpeedReport {
   size_t depth = 0;  // tokens of the context
   size_t card_bytes = 0;
   double code_bits = 0, total_bits = 0;
-  int64_t pack_us = 0;                 // statistics, allocation, quantizing, writing
-  int64_t prefill_us = 0;              // of the context; 0: it was in the cache folder
-  size_t receiver_bytes = 0;           // private memory of one more receiver: fused ...
-  size_t restored_receiver_bytes = 0;  // ... and restored
-  size_t attended_bytes = 0;           // of the card, codes and scales, that attention reads for a token
-  double machine_bandwidth = 0;        // bytes a second (MeasureReadBandwidth), with the request's threads
+  int64_t pack_us = 0;     // statistics, allocation, quantizing, writing
+  int64_t prefill_us = 0;  // of the context; 0: it was in the cache folder
+  ReceiverMemory memory;
+  size_t attended_bytes = 0;     // of the card, codes and scales, that attention reads for a token
+  double machine_bandwidth = 0;  // bytes a second (MeasureReadBandwidth), with the request's threads
   std::vector<SpeedTest> tests;
 
   const SpeedTest* Find(const std::string& test) const;

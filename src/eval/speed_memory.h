@@ -7,6 +7,6 @@
 
 namespace qkvshare {
 
-Status MeasureMemory(const SpeedContext& context, SpeedReport* report);
+Result<ReceiverMemory> MeasureMemory(const SpeedContext& context);
 
 }  // namespace qkvshare
