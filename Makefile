@@ -27,11 +27,13 @@ fuzz:
 	@tools/build.sh fuzz
 	@tools/fuzz.sh
 
-# Kernels, then receivers of cards against llama.cpp's own caches: hours. Results in docs/results/.
+# Kernels, then receivers of cards against llama.cpp's own caches, with this CPU's instructions and with AVX2's (where it
+# is an x86): hours. Results in docs/results/.
 bench: all
 	@tools/build.sh release bench
 	@tools/bench.sh kernels
 	@tools/bench.sh speed
+	@tools/bench.sh avx2
 
 # Receivers of cards at a small depth: minutes.
 bench-quick: all

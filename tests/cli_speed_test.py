@@ -22,6 +22,12 @@ class SpeedTest(CliTest):
         report = self.report(*flags, "-o", path("speed.json"))
         self.assertEqual(report, json.loads((folder / "speed.json").read_text()))
         self.assertEqual([depth["depth"] for depth in report["depths"]], [80, 200])
+        self.assertRegex(report["date"], r"\A\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ\Z")
+        self.assertEqual((report["threads"], report["bits"], report["repeats"]), (1, 4, 1))
+        self.assertEqual(set(report["machine"]), {"cpu", "cores"})
+        self.assertIn("CPU", report["llama_cpp_system"])
+        for key in ("model", "kernels", "qkvshare", "llama_cpp"):
+            self.assertTrue(report[key], key)
         for depth in report["depths"]:
             tests = {test["test"]: test["ways"] for test in depth["tests"]}
             self.assertEqual(set(tests["decode"]), {"fused", "F16", "Q8_0", "Q4_0", "no card"})
@@ -40,9 +46,11 @@ class SpeedTest(CliTest):
         kept = sorted((folder / "cache" / "bench").glob("*"))
         self.assertEqual(len(kept), 4)  # a context and its prefill's time at each depth, and nothing else
         text = self.succeed(*flags)
-        for word in ("80 tokens: card", "hand-over", "prefill of the context", "attention alone", "GB/s"):
+        for word in ("80 tokens: card", "hand-over", "prefill of the context", "attention over the context", "own rows",
+                     "0.1.0"):
             self.assertIn(word, text)
         self.assertEqual(sorted((folder / "cache" / "bench").glob("*")), kept)
+        self.fail_with(MISSING, *flags, "-o", path("none/speed.json"), says="none")
         self.fail_with(MISSING, "eval", "speed", "-m", path("a.gguf"), "-f", path("none.txt"), says="none.txt")
 
 

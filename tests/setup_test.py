@@ -174,9 +174,12 @@ class LlamaTest(SetupTestCase):
 
     def test_missing_file_given(self):
         self.env["QKV_LLAMA_SDIST"] = str(self.folder / "none")
-        self.assert_fails(self.setup("tsan"), f"{self.folder / 'none'}: No such file or directory",
-                          "correct it or unset it")
-        self.assert_left("llama/*-tsan-*.lock", "llama/*-tsan-*.log")
+        for variant in ("tsan", "avx2"):
+            with self.subTest(variant=variant):
+                self.assert_fails(self.setup(variant), f"{self.folder / 'none'}: No such file or directory",
+                                  "correct it or unset it")
+                self.assert_left(f"llama/*-{variant}-*.lock", f"llama/*-{variant}-*.log")
+                shutil.rmtree(self.cache)
 
     def test_no_network(self):
         self.assert_fails(self.setup(), f"could not download {llama.PACKAGE} {llama.VERSION}", "QKV_LLAMA_SDIST",
@@ -234,10 +237,21 @@ class LlamaTest(SetupTestCase):
         self.assertFalse(self.cache.exists())
 
     def test_folder_of_no_build(self):
-        run = self.run_script("-c", f'exec python3 "{TOOLS}/setup/llama.py" tsan --dir')
-        self.assert_fails(run, "llama.cpp (tsan) is not built yet: run tools/setup.sh tsan")
-        self.assertEqual(run.stdout, "")
-        self.assertFalse(self.cache.exists())
+        for variant in ("tsan", "avx2"):
+            with self.subTest(variant=variant):
+                run = self.run_script("-c", f'exec python3 "{TOOLS}/setup/llama.py" {variant} --dir')
+                self.assert_fails(run, f"llama.cpp ({variant}) is not built yet: run tools/setup.sh {variant}")
+                self.assertEqual(run.stdout, "")
+                self.assertFalse(self.cache.exists())
+
+    def test_variants_are_builds_of_their_own(self):
+        keys = {variant: llama.build_key(variant)[0] for variant in llama.VARIANT_FLAGS}
+        self.assertEqual(len(set(keys.values())), len(keys), keys)
+        # Of two values of a flag CMake takes the last.
+        flags = dict(flag.removeprefix("-D").split("=", 1)
+                     for flag in (*llama.CMAKE_FLAGS, *llama.VARIANT_FLAGS["avx2"]))
+        self.assertEqual({name: flags[f"GGML_{name}"] for name in ("NATIVE", "AVX2", "AVX512")},
+                         {"NATIVE": "OFF", "AVX2": "ON", "AVX512": "OFF"})
 
     def test_installed_llama_needs_none(self):
         self.env["QKV_LLAMA_PREFIX"] = str(self.folder)
@@ -248,7 +262,7 @@ class LlamaTest(SetupTestCase):
     def test_unknown_argument(self):
         run = self.setup("--all")
         self.assertEqual((run.returncode, run.stdout), (2, ""))
-        self.assertEqual(run.stderr, "usage: tools/setup.sh [--check] [--fuzz] [release|tsan]\n")
+        self.assertEqual(run.stderr, "usage: tools/setup.sh [--check] [--fuzz] [release|avx2|tsan]\n")
 
 
 class PackagesTest(SetupTestCase):

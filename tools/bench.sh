@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Measures the built program. Usage: tools/bench.sh kernels|speed|quick
+# Measures the built program. Usage: tools/bench.sh kernels|speed|avx2|quick
 #   kernels: the benchmarks of bench/; BENCH_ARGS goes to each, for example BENCH_ARGS=--benchmark_filter=Decode
 #   speed:   receivers of cards against llama.cpp's own caches (qkvshare eval speed), into docs/results/; hours
-#   quick:   the same at small depths, into build/; minutes
+#   avx2:    the same with both sides built for AVX2 (builds them first), at small depths
+#   quick:   as speed at a small depth, into build/; minutes
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -16,20 +17,35 @@ kernels() {
   done
 }
 
-# MODEL DEPTHS REPEATS FILE
+# MODEL DEPTHS REPEATS FILE [PRESET]
 speed() {
+  local program=build/${5:-release}/bin/qkvshare
   echo "== $1"
-  build/release/bin/qkvshare models get "$1" >/dev/null
+  "$program" models get "$1" >/dev/null
   cat docs/*.md README.md >build/speed.txt
-  build/release/bin/qkvshare eval speed -m "$1" -f build/speed.txt --depth "$2" --repeats "$3" -t "${THREADS:-2}" -o "$4"
+  "$program" eval speed -m "$1" -f build/speed.txt --depth "$2" --repeats "$3" -t "${THREADS:-2}" -o "$4"
+}
+
+# The same programs as on a CPU without AVX-512: llama.cpp built without it, and our kernels for AVX2.
+avx2() {
+  if [[ $(uname -m) != x86_64 ]]; then
+    echo "no AVX2 on this CPU: not measured"
+    return
+  fi
+  env -u QKV_LLAMA_PREFIX tools/build.sh avx2 qkvshare  # an installed llama.cpp is what it is
+  QKV_FORCE_ISA=avx2 speed qwen2.5-coder-0.5b 1024,8192 5 docs/results/speed-qwen2.5-coder-0.5b-avx2.json avx2
 }
 
 case $1 in
   kernels) kernels ;;
   quick) speed qwen2.5-coder-0.5b 1024 3 build/speed-quick.json ;;
+  avx2) avx2 ;;
   speed)
-    mkdir -p docs/results
     speed qwen2.5-coder-0.5b 1024,8192,32768 5 docs/results/speed-qwen2.5-coder-0.5b.json
     speed qwen2.5-coder-1.5b 1024,8192 5 docs/results/speed-qwen2.5-coder-1.5b.json
+    ;;
+  *)
+    sed -n '2s/^# Measures.*Usage/usage/p' "$0" >&2
+    exit 2
     ;;
 esac

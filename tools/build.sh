@@ -9,7 +9,7 @@ shift
 variant=release
 groups=()
 case $preset in
-  tsan) variant=tsan ;;
+  avx2 | tsan) variant=$preset ;;
   clang) groups=(--check) ;;
   fuzz) groups=(--fuzz) ;;
 esac

@@ -1,15 +1,22 @@
+#include <fmt/chrono.h>
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
+#include <chrono>
+#include <ctime>
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "attend/attend_kernels.h"
 #include "base/file.h"
 #include "cli/eval.h"
 #include "cli/options.h"
+#include "cli/speed_report.h"
 #include "cli/terminal.h"
 #include "eval/speed.h"
 #include "qkvshare/version.h"
@@ -36,96 +43,34 @@ std::string CpuName() {
   return "unknown";
 }
 
-nlohmann::json TestJson(const SpeedTest& test) {
-  nlohmann::json ways = nlohmann::json::object();
-  for (const Timing& timing : test.ways)
-    ways[timing.way] = {{"median_us", timing.median_us},
-                        {"least_us", timing.least_us},
-                        {"most_us", timing.most_us},
-                        {"ratio", timing.ratio}};
-  return {{"test", test.name}, {"ways", ways}};
+// In UTC.
+std::string Now() {
+  const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
+  return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(now));
 }
 
-nlohmann::json DepthJson(const SpeedReport& report) {
-  nlohmann::json tests = nlohmann::json::array();
-  for (const SpeedTest& test : report.tests) tests.push_back(TestJson(test));
-  return {{"depth", report.depth},
-          {"card_bytes", report.card_bytes},
-          {"code_bits", report.code_bits},
-          {"total_bits", report.total_bits},
-          {"pack_us", report.pack_us},
-          {"prefill_us", report.prefill_us},
-          {"receiver_bytes",
-           {{"fused", report.memory.fused},
-            {"restored", report.memory.restored},
-            {"empty", report.memory.empty},
-            {"own_rows", report.memory.own_rows}}},
-          {"attended_bytes", report.attended_bytes},
-          {"attention_bytes_per_s", report.AttentionBandwidth()},
-          {"machine_bytes_per_s", report.machine_bandwidth},
-          {"tests", tests}};
+// What the times depend on. Both sides' instruction sets: our kernels' name, and what llama.cpp was built for.
+Result<nlohmann::json> Header(const SpeedFlags& flags, const Model& model) {
+  QKV_ASSIGN_OR_RETURN(const AttendKernels* kernels, SelectAttendKernels());
+  const unsigned cores = std::thread::hardware_concurrency();
+  const int threads = flags.model.session.threads;
+  return nlohmann::json{{"date", Now()},
+                        {"machine", {{"cpu", CpuName()}, {"cores", cores}}},
+                        {"model", model.name()},
+                        {"bits", flags.bits},
+                        {"threads", threads > 0 ? threads : static_cast<int>(cores)},
+                        {"repeats", flags.repeats},
+                        {"qkvshare", kVersionText},
+                        {"kernels", kernels->name},
+                        {"llama_cpp", LlamaVersion()},
+                        {"llama_cpp_system", LlamaSystemInfo()}};
 }
 
-// Each way's time over that of the first.
-void PrintTest(const SpeedTest& test) {
-  fmt::print("  {:<18}", test.name);
-  for (const Timing& timing : test.ways) {
-    fmt::print("  {} {} ({}..{}", timing.way, FormatUs(timing.median_us), FormatUs(timing.least_us),
-               FormatUs(timing.most_us));
-    if (&timing != &test.ways.front()) fmt::print("; {:.3f}x", timing.ratio);
-    fmt::print(")");
-  }
-  fmt::print("\n");
-}
-
-// What the context adds to a token, over what it adds with the card.
-void PrintAttentionShare(const SpeedTest& decode) {
-  const int64_t no_card = decode.Find("no card")->median_us;
-  const int64_t fused = decode.Find("fused")->median_us - no_card;
-  fmt::print("  attention alone (time less that without the context): fused {}", FormatUs(std::max<int64_t>(fused, 0)));
-  for (const char* way : {"F16", "Q8_0", "Q4_0"}) {
-    const int64_t us = decode.Find(way)->median_us - no_card;
-    fmt::print(", {} {} ({:.1f}x)", way, FormatUs(std::max<int64_t>(us, 0)),
-               static_cast<double>(us) / static_cast<double>(std::max<int64_t>(fused, 1)));
-  }
-  fmt::print("\n");
-}
-
-// How near attention over the card comes to what memory gives.
-void PrintBandwidth(const SpeedReport& report) {
-  const double read = report.AttentionBandwidth(), machine = report.machine_bandwidth;
-  fmt::print("  it reads {} of the card a token, at {:.1f} GB/s: {:.0f}% of this machine's {:.1f} GB/s\n",
-             FormatBytes(report.attended_bytes), read / 1e9, machine > 0 ? 100 * read / machine : 0, machine / 1e9);
-}
-
-void PrintPrefill(const SpeedReport& report) {
-  if (report.prefill_us == 0) return;
-  const auto first_token = std::find_if(report.tests.begin(), report.tests.end(),
-                                        [](const SpeedTest& test) { return test.name == "first token"; });
-  fmt::print("  prefill of the context {}: {:.0f} times the first token after a hand-over, {:.0f} times packing\n",
-             FormatUs(report.prefill_us),
-             static_cast<double>(report.prefill_us) / static_cast<double>(first_token->ways.front().median_us),
-             static_cast<double>(report.prefill_us) / static_cast<double>(report.pack_us));
-}
-
-void PrintMemory(const ReceiverMemory& memory) {
-  const size_t context = memory.empty - std::min(memory.own_rows, memory.empty);
-  const size_t card = memory.fused - std::min(memory.empty, memory.fused);
-  fmt::print(
-      "  private memory of one more receiver: restored {}, fused {}: rows of its own {}, the rest of a llama.cpp "
-      "context {}, for attention over the card {}\n",
-      FormatBytes(memory.restored), FormatBytes(memory.fused), FormatBytes(memory.own_rows), FormatBytes(context),
-      FormatBytes(card));
-}
-
-void PrintDepth(const SpeedReport& report) {
-  fmt::print("{} tokens: card {} ({:.2f} bits a channel with everything), packed in {}\n", report.depth,
-             FormatBytes(report.card_bytes), report.total_bits, FormatUs(report.pack_us));
-  for (const SpeedTest& test : report.tests) PrintTest(test);
-  PrintPrefill(report);
-  PrintAttentionShare(report.tests.front());
-  PrintBandwidth(report);
-  PrintMemory(report.memory);
+void PrintHeader(const nlohmann::json& header) {
+  const auto text = [&](const char* key) { return header[key].get<std::string>(); };
+  fmt::print("{}, -t {} on {}\nqkvshare {}: {} kernels\nllama.cpp {}: {}\n\n", Printable(text("model")),
+             header["threads"].get<int>(), header["machine"]["cpu"].get<std::string>(), text("qkvshare"),
+             text("kernels"), text("llama_cpp"), text("llama_cpp_system"));
 }
 
 Status Save(const nlohmann::json& object, const std::string& path) {
@@ -135,18 +80,17 @@ Status Save(const nlohmann::json& object, const std::string& path) {
 }
 
 Status RunSpeed(const SpeedFlags& flags) {
+  if (!flags.output.empty()) QKV_RETURN_IF_ERROR(CheckTarget(flags.output, {flags.file, flags.model.model}));
   QKV_ASSIGN_OR_RETURN(const std::unique_ptr<Model> model, flags.model.Load());
-  QKV_ASSIGN_OR_RETURN(const AttendKernels* kernels, SelectAttendKernels());
   SpeedRequest request;
   QKV_ASSIGN_OR_RETURN(request.text, ReadText(flags.file, size_t{1} << 30));
   request.bits = flags.bits;
   request.repeats = flags.repeats;
   request.folder = CacheFolder() + "/bench";
   request.session = flags.model.session;
-  nlohmann::json object = {{"model", model->name()},      {"cpu", CpuName()},
-                           {"kernels", kernels->name},    {"threads", flags.model.session.threads},
-                           {"repeats", flags.repeats},    {"qkvshare", kVersionText},
-                           {"llama_cpp", LlamaVersion()}, {"depths", nlohmann::json::array()}};
+  QKV_ASSIGN_OR_RETURN(nlohmann::json object, Header(flags, *model));
+  if (!flags.json) PrintHeader(object);
+  object["depths"] = nlohmann::json::array();
   for (const size_t depth : flags.depths) {
     request.depth = depth;
     SpeedReport report;
@@ -155,8 +99,9 @@ Status RunSpeed(const SpeedFlags& flags) {
       request.on_step = [&](const std::string& step) { line.Note(fmt::format("{}: {}", depth, step)); };
       QKV_ASSIGN_OR_RETURN(report, MeasureSpeed(*model, request));
     }
-    if (!flags.json) PrintDepth(report);
-    object["depths"].push_back(DepthJson(report));
+    if (!flags.json) PrintSpeed(report);
+    QKV_RETURN_IF_ERROR(FlushOutput());
+    object["depths"].push_back(SpeedJson(report));
     QKV_RETURN_IF_ERROR(Save(object, flags.output));  // a depth that fails loses none before it
   }
   if (flags.json) PrintJson(object);

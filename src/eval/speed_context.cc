@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/stopwatch.h"
+#include "runtime/backend.h"
 #include "runtime/inject.h"
 #include "runtime/restore.h"
 #include "runtime/sender.h"
@@ -93,10 +94,12 @@ Status SpeedContext::MakeTokens() {
   return {};
 }
 
+// Named by the tokens and all that the time of their prefill depends on, but for the machine.
 std::string SpeedContext::ExactPath() const {
-  const ByteSpan bytes(reinterpret_cast<const uint8_t*>(tokens().data()), tokens().size_bytes());
+  const std::string how = fmt::format("{} {} {}", LlamaVersion(), LlamaSystemInfo(), request_.session.threads);
+  std::string text(reinterpret_cast<const char*>(tokens().data()), tokens().size_bytes());
   return fmt::format("{}/{}-{}-{}.card", request_.folder, ToHex(model_.fingerprint()).substr(0, 12), depth(),
-                     ToHex(Blake2b(bytes)).substr(0, 12));
+                     ToHex(Blake2b(BytesOf(text + how))).substr(0, 12));
 }
 
 // Leaves the context as an exact card at `path`, and its time beside it.

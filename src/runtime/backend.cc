@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <string_view>
 #include <utility>
 
 #include "llama.h"
@@ -59,5 +60,11 @@ Status DecodeStatus(int32_t result) {
 }
 
 std::string LlamaVersion() { return llama_version(); }
+
+std::string LlamaSystemInfo() {
+  const std::string_view info = llama_print_system_info();
+  const size_t end = info.find_last_not_of(" |");
+  return std::string(info.substr(0, end + 1));
+}
 
 }  // namespace qkvshare

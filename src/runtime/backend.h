@@ -25,4 +25,7 @@ Status DecodeStatus(int32_t result);
 // Version of the llama.cpp that runs.
 std::string LlamaVersion();
 
+// What it was built for, as it says itself: "CPU : SSE3 = 1 | AVX2 = 1 | ...". After InitBackend.
+std::string LlamaSystemInfo();
+
 }  // namespace qkvshare

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Builds the pinned llama.cpp once into the cache folder. Usage: llama.py [release|tsan] [--dir]
+"""Builds the pinned llama.cpp once into the cache folder. Usage: llama.py [release|avx2|tsan] [--dir]
 
 --dir prints the folder of the finished build (source/ and build/bin/) and builds nothing.
 
@@ -46,9 +46,12 @@ CMAKE_FLAGS = [
 TSAN = "-fsanitize=thread -g1"
 # No path of the build machine in what `make install` installs. {source}: the extracted sources.
 COMPILE_FLAGS = {variant: "-ffile-prefix-map={source}/=llama.cpp/" + more
-                 for variant, more in (("release", ""), ("tsan", f" {TSAN}"))}
+                 for variant, more in (("release", ""), ("avx2", ""), ("tsan", f" {TSAN}"))}
 VARIANT_FLAGS = {
     "release": [],
+    # For comparisons as on a CPU without AVX-512. Of two values of a flag the last counts.
+    "avx2": ["-DGGML_NATIVE=OFF", "-DGGML_SSE42=ON", "-DGGML_AVX=ON", "-DGGML_AVX2=ON", "-DGGML_FMA=ON", "-DGGML_F16C=ON",
+             "-DGGML_BMI2=ON", "-DGGML_AVX512=OFF"],
     # OpenMP's own barriers are invisible to the thread sanitizer.
     "tsan": ["-DGGML_OPENMP=OFF", "-DCMAKE_SHARED_LINKER_FLAGS=-fsanitize=thread",
              "-DCMAKE_EXE_LINKER_FLAGS=-fsanitize=thread"],

@@ -1,0 +1,111 @@
+#include "cli/speed_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "cli/terminal.h"
+
+namespace qkvshare::cli {
+namespace {
+
+nlohmann::json TestJson(const SpeedTest& test) {
+  nlohmann::json ways = nlohmann::json::object();
+  for (const Timing& timing : test.ways)
+    ways[timing.way] = {{"median_us", timing.median_us},
+                        {"least_us", timing.least_us},
+                        {"most_us", timing.most_us},
+                        {"ratio", timing.ratio}};
+  return {{"test", test.name}, {"ways", ways}};
+}
+
+void PrintTest(const SpeedTest& test) {
+  for (const Timing& timing : test.ways) {
+    const bool first = &timing == &test.ways.front();
+    fmt::print("  {:<20}{:<12}{:>10}{:>12}{:>12}{:>9}\n", first ? test.name : "", timing.way,
+               FormatUs(timing.median_us), FormatUs(timing.least_us), FormatUs(timing.most_us),
+               first ? "" : fmt::format("{:.3f}x", timing.ratio));
+  }
+}
+
+// What the context adds to a token, over what it adds with the card.
+void PrintAttention(const SpeedReport& report) {
+  const SpeedTest& decode = *report.Find("decode");
+  const int64_t no_card = decode.Find("no card")->median_us;
+  const int64_t fused = std::max<int64_t>(decode.Find("fused")->median_us - no_card, 0);
+  fmt::print("  attention over the context (decode, less \"no card\"): fused {}", FormatUs(fused));
+  for (const char* way : {"F16", "Q8_0", "Q4_0"}) {
+    const int64_t us = std::max<int64_t>(decode.Find(way)->median_us - no_card, 0);
+    const std::string ratio =
+        fused > 0 ? fmt::format(" ({:.1f}x)", static_cast<double>(us) / static_cast<double>(fused)) : "";
+    fmt::print(", {} {}{}", way, FormatUs(us), ratio);
+  }
+  fmt::print("\n");
+  const double read = report.AttentionBandwidth(), machine = report.machine_bandwidth;
+  if (read == 0 || machine == 0) {
+    fmt::print("  of the card a token reads {}; at which rate could not be measured\n",
+               FormatBytes(report.attended_bytes));
+    return;
+  }
+  fmt::print("  of the card a token reads {}, at {:.1f} GB/s: {:.0f}% of this machine's {:.1f} GB/s\n",
+             FormatBytes(report.attended_bytes), read / 1e9, 100 * read / machine, machine / 1e9);
+}
+
+void PrintPrefill(const SpeedReport& report) {
+  if (report.prefill_us == 0) {
+    fmt::print("  prefill of the context: not known, it was in the cache folder\n");
+    return;
+  }
+  const auto times = [&](int64_t us) { return static_cast<double>(report.prefill_us) / static_cast<double>(us); };
+  fmt::print("  prefill of the context: {}, {:.0f} times packing", FormatUs(report.prefill_us), times(report.pack_us));
+  if (const SpeedTest* test = report.Find("first token"); test != nullptr) {
+    fmt::print(", {:.0f} times the first token after a hand-over", times(test->Find("hand-over")->median_us));
+  }
+  fmt::print("\n");
+}
+
+void PrintMemory(const ReceiverMemory& memory) {
+  const size_t context = memory.empty - std::min(memory.own_rows, memory.empty);
+  const size_t card = memory.fused - std::min(memory.empty, memory.fused);
+  fmt::print(
+      "  private memory of one more receiver: restored {}, fused {}; of that\n    {} are its own rows, {} what "
+      "any context of llama.cpp takes, {} for attention over the card\n",
+      FormatBytes(memory.restored), FormatBytes(memory.fused), FormatBytes(memory.own_rows), FormatBytes(context),
+      FormatBytes(card));
+}
+
+}  // namespace
+
+nlohmann::json SpeedJson(const SpeedReport& report) {
+  nlohmann::json tests = nlohmann::json::array();
+  for (const SpeedTest& test : report.tests) tests.push_back(TestJson(test));
+  return {{"depth", report.depth},
+          {"card_bytes", report.card_bytes},
+          {"code_bits", report.code_bits},
+          {"total_bits", report.total_bits},
+          {"pack_us", report.pack_us},
+          {"prefill_us", report.prefill_us},
+          {"receiver_bytes",
+           {{"fused", report.memory.fused},
+            {"restored", report.memory.restored},
+            {"empty", report.memory.empty},
+            {"own_rows", report.memory.own_rows}}},
+          {"attended_bytes", report.attended_bytes},
+          {"attention_bytes_per_s", report.AttentionBandwidth()},
+          {"machine_bytes_per_s", report.machine_bandwidth},
+          {"tests", tests}};
+}
+
+void PrintSpeed(const SpeedReport& report) {
+  fmt::print("{} tokens: card {} ({:.2f} bits a channel with everything), packed in {}\n", report.depth,
+             FormatBytes(report.card_bytes), report.total_bits, FormatUs(report.pack_us));
+  fmt::print("  {:<20}{:<12}{:>10}{:>12}{:>12}{:>9}\n", "test", "way", "median", "least", "most", "ratio");
+  for (const SpeedTest& test : report.tests) PrintTest(test);
+  PrintPrefill(report);
+  PrintAttention(report);
+  PrintMemory(report.memory);
+}
+
+}  // namespace qkvshare::cli
