@@ -3,7 +3,7 @@
 
 import json
 
-from cli_support import DOCUMENT, MISSING, CliTest, folder, main, path, setUpModule
+from cli_support import DOCUMENT, MISSING, USAGE, CliTest, folder, main, path, setUpModule
 
 
 class SpeedTest(CliTest):
@@ -39,10 +39,11 @@ class SpeedTest(CliTest):
                     self.assertTrue(0 < times["least_us"] <= times["median_us"] <= times["most_us"])
                     self.assertGreater(times["ratio"], 0)
             self.assertGreater(depth["prefill_us"], 0)
-            self.assertTrue(0 < depth["attended_bytes"] < depth["card_bytes"])
-            self.assertGreater(depth["machine_bytes_per_s"], 1e8)
+            attention = depth["attention"]
+            self.assertTrue(0 < attention["card_bytes_per_token"] < depth["card_bytes"])
+            self.assertGreater(attention["machine_bytes_per_s"], 1e8)
+            self.assertGreaterEqual(attention["bytes_per_s"], 0)
             self.check_memory(depth)
-            self.assertGreaterEqual(depth["attention_bytes_per_s"], 0)
         kept = sorted((folder / "cache" / "bench").glob("*"))
         self.assertEqual(len(kept), 4)  # a context and its prefill's time at each depth, and nothing else
         text = self.succeed(*flags)
@@ -52,6 +53,21 @@ class SpeedTest(CliTest):
         self.assertEqual(sorted((folder / "cache" / "bench").glob("*")), kept)
         self.fail_with(MISSING, *flags, "-o", path("none/speed.json"), says="none")
         self.fail_with(MISSING, "eval", "speed", "-m", path("a.gguf"), "-f", path("none.txt"), says="none.txt")
+
+    def test_some_tests(self):
+        flags = ["eval", "speed", "-m", path("a.gguf"), "-t", "1", "-f", path("doc.txt"), "--depth", "80", "--repeats", "1"]
+        report = self.report(*flags, "--tests", "no-card,memory")
+        self.assertEqual(report["tests"], ["no-card", "memory"])
+        depth = report["depths"][0]
+        self.assertEqual([(test["test"], test["runs"]) for test in depth["tests"]],
+                         [("decode, no card", 4), ("suffix 32, no card", 4)])
+        self.check_memory(depth)
+        self.assertNotIn("attention", depth)
+        text = self.succeed(*flags, "--tests", "no-card")
+        self.assertIn("llama.cpp  ", text)
+        for word in ("own rows", "attention over", "hand-over"):
+            self.assertNotIn(word, text)
+        self.fail_with(USAGE, *flags, "--tests", "no-cards", says=("no-cards", "no-card", "first-token"))
 
 
 if __name__ == "__main__":

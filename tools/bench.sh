@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Measures the built program. Usage: tools/bench.sh kernels|speed|avx2|quick
 #   kernels: the benchmarks of bench/; BENCH_ARGS goes to each, for example BENCH_ARGS=--benchmark_filter=Decode
-#   speed:   receivers of cards against llama.cpp's own caches (qkvshare eval speed), into docs/results/; hours
+#   speed:   receivers of cards against llama.cpp's own caches (qkvshare eval speed), into docs/results/; hours.
+#            SPEED_ARGS goes to each, for example SPEED_ARGS='--tests decode,no-card'
 #   avx2:    the same with both sides built for AVX2 (builds them first), at small depths
 #   quick:   as speed at a small depth, into build/; minutes
 set -euo pipefail
@@ -23,7 +24,8 @@ speed() {
   echo "== $1"
   "$program" models get "$1" >/dev/null
   cat docs/*.md README.md >build/speed.txt
-  "$program" eval speed -m "$1" -f build/speed.txt --depth "$2" --repeats "$3" -t "${THREADS:-2}" -o "$4"
+  # shellcheck disable=SC2086  # several arguments
+  "$program" eval speed -m "$1" -f build/speed.txt --depth "$2" --repeats "$3" -t "${THREADS:-2}" -o "$4" ${SPEED_ARGS:-}
 }
 
 # The same programs as on a CPU without AVX-512: llama.cpp built without it, and our kernels for AVX2.

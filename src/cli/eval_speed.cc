@@ -31,6 +31,7 @@ struct SpeedFlags {
   std::vector<size_t> depths = {1024, 8192};
   double bits = 4;
   int repeats = 5;
+  std::vector<std::string> tests = SpeedTestNames();
   bool json = false;
   std::string output;
 };
@@ -60,6 +61,7 @@ Result<nlohmann::json> Header(const SpeedFlags& flags, const Model& model) {
                         {"bits", flags.bits},
                         {"threads", threads > 0 ? threads : static_cast<int>(cores)},
                         {"repeats", flags.repeats},
+                        {"tests", flags.tests},
                         {"qkvshare", kVersionText},
                         {"kernels", kernels->name},
                         {"llama_cpp", LlamaVersion()},
@@ -86,6 +88,7 @@ Status RunSpeed(const SpeedFlags& flags) {
   QKV_ASSIGN_OR_RETURN(request.text, ReadText(flags.file, size_t{1} << 30));
   request.bits = flags.bits;
   request.repeats = flags.repeats;
+  request.tests = flags.tests;
   request.folder = CacheFolder() + "/bench";
   request.session = flags.model.session;
   QKV_ASSIGN_OR_RETURN(nlohmann::json object, Header(flags, *model));
@@ -125,7 +128,14 @@ Command AddEvalSpeed(CLI::App* eval) {
       ->check(Count(64, 1 << 20))
       ->capture_default_str();
   app->add_option("--bits", flags->bits, "Average bits of the card, 2 to 16")->capture_default_str();
-  app->add_option("--repeats", flags->repeats, "Runs of each way")->check(CLI::Range(1, 1000))->capture_default_str();
+  app->add_option("--repeats", flags->repeats,
+                  "Runs of each way; 3 where a test takes minutes, 4 times as many without a card")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  app->add_option("--tests", flags->tests, "What to measure")
+      ->delimiter(',')
+      ->check(CLI::IsMember(SpeedTestNames()))
+      ->capture_default_str();
   app->add_flag("--json", flags->json, "Report as JSON");
   app->add_option("-o,--output", flags->output, "Also write the JSON report to this file")->check(NotEmpty());
   return [flags] {

@@ -18,26 +18,28 @@ nlohmann::json TestJson(const SpeedTest& test) {
                         {"least_us", timing.least_us},
                         {"most_us", timing.most_us},
                         {"ratio", timing.ratio}};
-  return {{"test", test.name}, {"ways", ways}};
+  return {{"test", test.name}, {"runs", test.runs}, {"ways", ways}};
 }
 
 void PrintTest(const SpeedTest& test) {
   for (const Timing& timing : test.ways) {
     const bool first = &timing == &test.ways.front();
-    fmt::print("  {:<20}{:<12}{:>10}{:>12}{:>12}{:>9}\n", first ? test.name : "", timing.way,
-               FormatUs(timing.median_us), FormatUs(timing.least_us), FormatUs(timing.most_us),
-               first ? "" : fmt::format("{:.3f}x", timing.ratio));
+    fmt::print("  {:<18}  {:>4}  {:<10}  {:>9}  {:>9}  {:>9}{}\n", first ? test.name : "",
+               first ? std::to_string(test.runs) : "", timing.way, FormatUs(timing.median_us),
+               FormatUs(timing.least_us), FormatUs(timing.most_us),
+               first ? "" : fmt::format("  {:>6.3f}", timing.ratio));
   }
 }
 
 // What the context adds to a token, over what it adds with the card.
 void PrintAttention(const SpeedReport& report) {
-  const SpeedTest& decode = *report.Find("decode");
-  const int64_t no_card = decode.Find("no card")->median_us;
-  const int64_t fused = std::max<int64_t>(decode.Find("fused")->median_us - no_card, 0);
+  const SpeedTest* decode = report.Find("decode");
+  if (decode == nullptr) return;
+  const int64_t no_card = decode->Find("no card")->median_us;
+  const int64_t fused = std::max<int64_t>(decode->Find("fused")->median_us - no_card, 0);
   fmt::print("  attention over the context (decode, less \"no card\"): fused {}", FormatUs(fused));
   for (const char* way : {"F16", "Q8_0", "Q4_0"}) {
-    const int64_t us = std::max<int64_t>(decode.Find(way)->median_us - no_card, 0);
+    const int64_t us = std::max<int64_t>(decode->Find(way)->median_us - no_card, 0);
     const std::string ratio =
         fused > 0 ? fmt::format(" ({:.1f}x)", static_cast<double>(us) / static_cast<double>(fused)) : "";
     fmt::print(", {} {}{}", way, FormatUs(us), ratio);
@@ -67,6 +69,10 @@ void PrintPrefill(const SpeedReport& report) {
 }
 
 void PrintMemory(const ReceiverMemory& memory) {
+  if (memory.fused == 0) {
+    fmt::print("  private memory of one more receiver: not known, this system does not tell\n");
+    return;
+  }
   const size_t context = memory.empty - std::min(memory.own_rows, memory.empty);
   const size_t card = memory.fused - std::min(memory.empty, memory.fused);
   fmt::print(
@@ -79,33 +85,34 @@ void PrintMemory(const ReceiverMemory& memory) {
 }  // namespace
 
 nlohmann::json SpeedJson(const SpeedReport& report) {
-  nlohmann::json tests = nlohmann::json::array();
-  for (const SpeedTest& test : report.tests) tests.push_back(TestJson(test));
-  return {{"depth", report.depth},
-          {"card_bytes", report.card_bytes},
-          {"code_bits", report.code_bits},
-          {"total_bits", report.total_bits},
-          {"pack_us", report.pack_us},
-          {"prefill_us", report.prefill_us},
-          {"receiver_bytes",
-           {{"fused", report.memory.fused},
-            {"restored", report.memory.restored},
-            {"empty", report.memory.empty},
-            {"own_rows", report.memory.own_rows}}},
-          {"attended_bytes", report.attended_bytes},
-          {"attention_bytes_per_s", report.AttentionBandwidth()},
-          {"machine_bytes_per_s", report.machine_bandwidth},
-          {"tests", tests}};
+  nlohmann::json json = {{"depth", report.depth},           {"card_bytes", report.card_bytes},
+                         {"code_bits", report.code_bits},   {"total_bits", report.total_bits},
+                         {"pack_us", report.pack_us},       {"prefill_us", report.prefill_us},
+                         {"tests", nlohmann::json::array()}};
+  for (const SpeedTest& test : report.tests) json["tests"].push_back(TestJson(test));
+  if (report.Find("decode") != nullptr) {
+    json["attention"] = {{"card_bytes_per_token", report.attended_bytes},
+                         {"bytes_per_s", report.AttentionBandwidth()},
+                         {"machine_bytes_per_s", report.machine_bandwidth}};
+  }
+  if (report.memory) {
+    json["receiver_bytes"] = {{"fused", report.memory->fused},
+                              {"restored", report.memory->restored},
+                              {"empty", report.memory->empty},
+                              {"own_rows", report.memory->own_rows}};
+  }
+  return json;
 }
 
 void PrintSpeed(const SpeedReport& report) {
   fmt::print("{} tokens: card {} ({:.2f} bits a channel with everything), packed in {}\n", report.depth,
              FormatBytes(report.card_bytes), report.total_bits, FormatUs(report.pack_us));
-  fmt::print("  {:<20}{:<12}{:>10}{:>12}{:>12}{:>9}\n", "test", "way", "median", "least", "most", "ratio");
+  fmt::print("  {:<18}  {:>4}  {:<10}  {:>9}  {:>9}  {:>9}  {:>6}\n", "test", "runs", "way", "median", "least", "most",
+             "ratio");
   for (const SpeedTest& test : report.tests) PrintTest(test);
   PrintPrefill(report);
   PrintAttention(report);
-  PrintMemory(report.memory);
+  if (report.memory) PrintMemory(*report.memory);
 }
 
 }  // namespace qkvshare::cli

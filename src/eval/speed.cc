@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <memory>
+#include <numeric>
 #include <utility>
 
 #include "base/file.h"
@@ -22,6 +23,8 @@ constexpr size_t kDecodeTokens = 8;  // of a run, timed together
 // Without a card: what is to be seen is smaller than the noise of a few runs, and they are short.
 constexpr size_t kNoCardTokens = 32;
 constexpr int kNoCardRepeats = 4;  // times as many
+// A turn of all ways can take minutes (a long suffix after a long context): then a few must do.
+constexpr int kLeastRuns = 3;
 
 template <typename T>
 T Median(std::vector<T> values) {
@@ -86,15 +89,23 @@ class SpeedTests {
   template <typename Run>
   Status Measure(const std::string& name, int repeats, const std::vector<std::string>& ways, const Run& run) {
     std::vector<std::vector<int64_t>> us(ways.size());
-    for (int repeat = -1; repeat < repeats; ++repeat) {  // the first warms up
-      context_.Step(fmt::format("{} {}/{}", name, repeat + 1, repeats));
-      for (size_t i = 0; i < ways.size(); ++i) {
-        QKV_ASSIGN_OR_RETURN(const int64_t time, run(ways[i]));
-        if (repeat >= 0) us[i].push_back(time);
+    const int64_t limit_us = context_.request().test_us;
+    int64_t spent_us = 0;
+    for (int turn = 0, runs = 0; runs < repeats && (runs < kLeastRuns || spent_us < limit_us); ++turn) {
+      context_.Step(fmt::format("{} {}/{}", name, runs, repeats));
+      std::vector<int64_t> turn_us;
+      for (const std::string& way : ways) {
+        QKV_ASSIGN_OR_RETURN(const int64_t time, run(way));
+        turn_us.push_back(time);
       }
+      spent_us += std::accumulate(turn_us.begin(), turn_us.end(), int64_t{0});
+      if (turn == 0 && spent_us < limit_us / 4) continue;  // it warms up
+      for (size_t i = 0; i < ways.size(); ++i) us[i].push_back(turn_us[i]);
+      ++runs;
     }
     SpeedTest& test = report_->tests.emplace_back();
     test.name = name;
+    test.runs = static_cast<int>(us[0].size());
     for (size_t i = 0; i < ways.size(); ++i) test.ways.push_back(Summary(ways[i], us[i], us[0]));
     return {};
   }
@@ -148,6 +159,11 @@ class SpeedTests {
 
 }  // namespace
 
+const std::vector<std::string>& SpeedTestNames() {
+  static const std::vector<std::string> kNames = {"decode", "suffix", "no-card", "first-token", "memory"};
+  return kNames;
+}
+
 const Timing* SpeedTest::Find(const std::string& way) const {
   const auto found = std::find_if(ways.begin(), ways.end(), [&](const Timing& timing) { return timing.way == way; });
   return found == ways.end() ? nullptr : &*found;
@@ -165,24 +181,53 @@ double SpeedReport::AttentionBandwidth() const {
   return us > 0 ? static_cast<double>(attended_bytes) * 1e6 / static_cast<double>(us) : 0;
 }
 
+namespace {
+
+Status CheckTests(const std::vector<std::string>& tests) {
+  for (const std::string& test : tests) {
+    if (std::find(SpeedTestNames().begin(), SpeedTestNames().end(), test) == SpeedTestNames().end())
+      return {StatusCode::kInvalidArgument, fmt::format("there is no test '{}'", test)};
+  }
+  return {};
+}
+
+Status RunTests(const SpeedContext& context, SpeedReport* report) {
+  const SpeedRequest& request = context.request();
+  const auto wanted = [&](const char* test) {
+    return std::find(request.tests.begin(), request.tests.end(), test) != request.tests.end();
+  };
+  SpeedTests tests(context, report);
+  if (wanted("decode")) {
+    context.Step("the machine's memory");
+    report->machine_bandwidth = MeasureReadBandwidth(request.session.threads);
+    QKV_RETURN_IF_ERROR(
+        tests.Decode("decode", kDecodeTokens, request.repeats, {kFusedWay, kF16Way, kQ8Way, kQ4Way, kNoCardWay}));
+  }
+  if (wanted("suffix")) {
+    for (const size_t count : {size_t{32}, size_t{512}}) {
+      QKV_RETURN_IF_ERROR(
+          tests.Suffix(fmt::format("suffix {}", count), count, request.repeats, {kFusedWay, kF16Way, kNoCardWay}));
+    }
+  }
+  if (wanted("no-card")) {
+    const int repeats = request.repeats * kNoCardRepeats;
+    QKV_RETURN_IF_ERROR(tests.Decode("decode, no card", kNoCardTokens, repeats, {kLlamaWay, kNoCardWay}));
+    QKV_RETURN_IF_ERROR(tests.Suffix("suffix 32, no card", 32, repeats, {kLlamaWay, kNoCardWay}));
+  }
+  if (wanted("first-token")) QKV_RETURN_IF_ERROR(tests.FirstToken());
+  return {};
+}
+
+}  // namespace
+
 Result<SpeedReport> MeasureSpeed(const Model& model, const SpeedRequest& request) {
+  QKV_RETURN_IF_ERROR(CheckTests(request.tests));
   SpeedReport report;
   QKV_ASSIGN_OR_RETURN(const std::unique_ptr<SpeedContext> context, SpeedContext::Make(model, request, &report));
-  {
-    SpeedTests tests(*context, &report);
-    const int repeats = request.repeats;
-    context->Step("the machine's memory");
-    report.machine_bandwidth = MeasureReadBandwidth(request.session.threads);
-    QKV_RETURN_IF_ERROR(
-        tests.Decode("decode", kDecodeTokens, repeats, {kFusedWay, kF16Way, kQ8Way, kQ4Way, kNoCardWay}));
-    QKV_RETURN_IF_ERROR(tests.Suffix("suffix 32", 32, repeats, {kFusedWay, kF16Way, kNoCardWay}));
-    QKV_RETURN_IF_ERROR(tests.Suffix("suffix 512", 512, repeats, {kFusedWay, kF16Way, kNoCardWay}));
-    QKV_RETURN_IF_ERROR(
-        tests.Decode("decode, no card", kNoCardTokens, repeats * kNoCardRepeats, {kLlamaWay, kNoCardWay}));
-    QKV_RETURN_IF_ERROR(tests.Suffix("suffix 32, no card", 32, repeats * kNoCardRepeats, {kLlamaWay, kNoCardWay}));
-    QKV_RETURN_IF_ERROR(tests.FirstToken());
+  QKV_RETURN_IF_ERROR(RunTests(*context, &report));  // its sessions are gone before memory is measured
+  if (std::find(request.tests.begin(), request.tests.end(), "memory") != request.tests.end()) {
+    QKV_ASSIGN_OR_RETURN(report.memory, MeasureMemory(*context));
   }
-  QKV_ASSIGN_OR_RETURN(report.memory, MeasureMemory(*context));
   return report;
 }
 

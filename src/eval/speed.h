@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,7 @@ struct Timing {
 // Ways to do the same thing, in the order in which they took turns.
 struct SpeedTest {
   std::string name;  // "decode", "suffix 32", "first token", ...
+  int runs = 0;      // of each way
   std::vector<Timing> ways;
 
   const Timing* Find(const std::string& way) const;
@@ -41,11 +43,11 @@ struct SpeedReport {
   size_t depth = 0;  // tokens of the context
   size_t card_bytes = 0;
   double code_bits = 0, total_bits = 0;
-  int64_t pack_us = 0;     // statistics, allocation, quantizing, writing
-  int64_t prefill_us = 0;  // of the context; 0: it was in the cache folder
-  ReceiverMemory memory;
-  size_t attended_bytes = 0;     // of the card, codes and scales, that attention reads for a token
-  double machine_bandwidth = 0;  // bytes a second (MeasureReadBandwidth), with the request's threads
+  int64_t pack_us = 0;                   // statistics, allocation, quantizing, writing
+  int64_t prefill_us = 0;                // of the context; 0: it was in the cache folder
+  std::optional<ReceiverMemory> memory;  // nullopt: not asked for
+  size_t attended_bytes = 0;             // of the card, codes and scales, that attention reads for a token
+  double machine_bandwidth = 0;          // bytes a second (MeasureReadBandwidth), with the request's threads
   std::vector<SpeedTest> tests;
 
   const SpeedTest* Find(const std::string& test) const;
@@ -54,11 +56,17 @@ struct SpeedReport {
   double AttentionBandwidth() const;
 };
 
+// What there is to measure, in this order. "no-card": decode and a suffix of 32 without any card or context.
+const std::vector<std::string>& SpeedTestNames();
+
 struct SpeedRequest {
   std::string text;  // repeated until there are enough tokens
   size_t depth = 8192;
   double bits = 4;
-  int repeats = 5;
+  int repeats = 5;  // runs of each way; four times as many without a card
+  // No more than three runs once a test has taken so long; and none to warm up where one takes a quarter of it.
+  int64_t test_us = 120'000'000;
+  std::vector<std::string> tests = SpeedTestNames();
   std::string folder;  // contexts are kept here: their prefill takes long
   SessionOptions session;
   // Called before each step with its name. May be empty.
@@ -66,7 +74,8 @@ struct SpeedRequest {
 };
 
 // The ways: "fused" (card attached), "F16", "Q8_0" and "Q4_0" (llama.cpp's own caches), and without the context
-// "no card" (cards could be attached) and "llama.cpp" (alone, without a callback).
+// "no card" (cards could be attached) and "llama.cpp" (alone, without a callback). kInvalidArgument: no text, no such
+// test; else as what is measured.
 Result<SpeedReport> MeasureSpeed(const Model& model, const SpeedRequest& request);
 
 }  // namespace qkvshare

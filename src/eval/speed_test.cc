@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/session_fixture.h"
+
 namespace qkvshare {
 namespace {
 
@@ -11,11 +13,52 @@ TEST(SpeedReport, BandwidthIsThatOfWhatTheCardAdds) {
   SpeedReport report;
   report.attended_bytes = 6'000'000;
   EXPECT_EQ(report.AttentionBandwidth(), 0);  // not measured
-  report.tests = {{"suffix 32", {Of("fused", 1)}},
-                  {"decode", {Of("fused", 5000), Of("F16", 9000), Of("no card", 3000)}}};
+  report.tests = {{"suffix 32", 1, {Of("fused", 1)}},
+                  {"decode", 1, {Of("fused", 5000), Of("F16", 9000), Of("no card", 3000)}}};
   EXPECT_EQ(report.AttentionBandwidth(), 3e9);
   report.tests[1].ways[2].median_us = 5000;
   EXPECT_EQ(report.AttentionBandwidth(), 0);  // no time is left
+}
+
+class MeasureSpeedTest : public SessionTest {
+ protected:
+  SpeedRequest Request(std::vector<std::string> tests) const {
+    SpeedRequest request;
+    request.text = "The water of the spring is cold.";
+    request.depth = 80;
+    request.repeats = 4;
+    request.tests = std::move(tests);
+    request.folder = Path("bench");
+    request.session = SmallOptions();
+    return request;
+  }
+};
+
+TEST_F(MeasureSpeedTest, MeasuresWhatIsAskedFor) {
+  const auto model = LoadTiny({});
+  SpeedRequest request = Request({"suffix"});
+  size_t steps = 0;
+  request.on_step = [&](const std::string&) { ++steps; };
+  const SpeedReport report = Take(MeasureSpeed(*model, request));
+  ASSERT_EQ(report.tests.size(), 2u);
+  EXPECT_EQ(report.tests[0].name, "suffix 32");
+  EXPECT_EQ(report.tests[1].name, "suffix 512");
+  EXPECT_EQ(report.tests[0].runs, 4);
+  EXPECT_FALSE(report.memory);
+  EXPECT_EQ(report.machine_bandwidth, 0);
+  EXPECT_GE(steps, 2u * 5);  // a turn more than there are runs: the first warms up
+  EXPECT_EQ(MeasureSpeed(*model, Request({"suffix", "sufix"})).status().code(), StatusCode::kInvalidArgument);
+}
+
+TEST_F(MeasureSpeedTest, RunsLongTestsThreeTimes) {
+  const auto model = LoadTiny({});
+  SpeedRequest request = Request({"no-card"});
+  EXPECT_EQ(Take(MeasureSpeed(*model, request)).tests[0].runs, 16);
+  request.test_us = 0;
+  for (const SpeedTest& test : Take(MeasureSpeed(*model, request)).tests) EXPECT_EQ(test.runs, 3) << test.name;
+  request.repeats = 1;
+  request.tests = {"suffix"};
+  EXPECT_EQ(Take(MeasureSpeed(*model, request)).tests[0].runs, 1);
 }
 
 }  // namespace
