@@ -7,6 +7,9 @@ from cli_support import DOCUMENT, MISSING, USAGE, CliTest, folder, main, path, s
 
 
 class SpeedTest(CliTest):
+    def setUp(self):
+        (folder / "long.txt").write_text(DOCUMENT * 2, encoding="utf-8")
+
     def check_memory(self, depth):
         memory = depth["receiver_bytes"]
         # llama.cpp rounds 64 tokens up to 256 rows, of 2 layers with 2 heads of 64 keys and 64 values in FP16. Every
@@ -16,7 +19,6 @@ class SpeedTest(CliTest):
             self.assertGreater(memory[kind], 0.9 * memory["own_rows"], kind)
 
     def test_speed(self):
-        (folder / "long.txt").write_text(DOCUMENT * 2, encoding="utf-8")
         flags = ["eval", "speed", "-m", path("a.gguf"), "-t", "1", "-f", path("long.txt"), "--depth", "80,200",
                  "--repeats", "1"]
         report = self.report(*flags, "-o", path("speed.json"))
@@ -55,7 +57,7 @@ class SpeedTest(CliTest):
         self.fail_with(MISSING, "eval", "speed", "-m", path("a.gguf"), "-f", path("none.txt"), says="none.txt")
 
     def test_some_tests(self):
-        flags = ["eval", "speed", "-m", path("a.gguf"), "-t", "1", "-f", path("doc.txt"), "--depth", "80", "--repeats", "1"]
+        flags = ["eval", "speed", "-m", path("a.gguf"), "-t", "1", "-f", path("long.txt"), "--depth", "80", "--repeats", "1"]
         report = self.report(*flags, "--tests", "no-card,memory")
         self.assertEqual(report["tests"], ["no-card", "memory"])
         depth = report["depths"][0]
@@ -68,6 +70,24 @@ class SpeedTest(CliTest):
         for word in ("own rows", "attention over", "hand-over"):
             self.assertNotIn(word, text)
         self.fail_with(USAGE, *flags, "--tests", "no-cards", says=("no-cards", "no-card", "first-token"))
+
+    def test_resume(self):
+        flags = ["eval", "speed", "-m", path("a.gguf"), "-t", "1", "-f", path("long.txt"), "--tests", "no-card", "--resume"]
+        target = folder / "resumed.json"
+        once = self.report(*flags, "--repeats", "1", "--depth", "80", "-o", target)
+        # The same depth twice in one run, too: it is measured once.
+        done = self.execute(*flags, "--repeats", "1", "--depth", "200,80,200", "-o", target)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stderr.decode(), "80 tokens: measured already\n200 tokens: measured already\n")
+        both = json.loads(target.read_text())
+        self.assertEqual([depth["depth"] for depth in both["depths"]], [80, 200])
+        self.assertEqual(both["depths"][0], once["depths"][0])
+        self.fail_with(USAGE, *flags, "--repeats", "2", "-o", target, says=("resumed.json", '"repeats" differs'))
+        self.assertEqual(json.loads(target.read_text()), both)
+        target.write_text("[]")
+        self.fail_with(USAGE, *flags, "-o", target, says="no report of eval speed")
+        target.unlink()
+        self.fail_with(USAGE, *flags, says="--output")
 
 
 if __name__ == "__main__":

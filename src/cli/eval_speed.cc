@@ -2,8 +2,10 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
 #include <ctime>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -34,6 +36,7 @@ struct SpeedFlags {
   std::vector<std::string> tests = SpeedTestNames();
   bool json = false;
   std::string output;
+  bool resume = false;
 };
 
 std::string CpuName() {
@@ -60,6 +63,7 @@ Result<nlohmann::json> Header(const SpeedFlags& flags, const Model& model) {
                         {"model", model.name()},
                         {"bits", flags.bits},
                         {"threads", threads > 0 ? threads : static_cast<int>(cores)},
+                        {"ubatch", flags.model.session.batch},
                         {"repeats", flags.repeats},
                         {"tests", flags.tests},
                         {"qkvshare", kVersionText},
@@ -73,6 +77,30 @@ void PrintHeader(const nlohmann::json& header) {
   fmt::print("{}, -t {} on {}\nqkvshare {}: {} kernels\nllama.cpp {}: {}\n\n", Printable(text("model")),
              header["threads"].get<int>(), header["machine"]["cpu"].get<std::string>(), text("qkvshare"),
              text("kernels"), text("llama_cpp"), text("llama_cpp_system"));
+}
+
+// The depths that the file has, if there is one. kInvalidArgument: it is of a run with another header, but for the
+// date.
+Result<nlohmann::json> DepthsBefore(const std::string& path, const nlohmann::json& header) {
+  if (!std::filesystem::exists(path)) return nlohmann::json::array();
+  QKV_ASSIGN_OR_RETURN(const std::string text, ReadText(path, size_t{1} << 30));
+  const auto refuse = [&](const std::string& why) {
+    return Status(StatusCode::kInvalidArgument, fmt::format("{}: {}; choose another -o, or no --resume", path, why));
+  };
+  const nlohmann::json before = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const auto depths = before.is_object() ? before.find("depths") : before.end();
+  if (depths == before.end() || !depths->is_array()) return refuse("is no report of eval speed");
+  for (const auto& [key, value] : header.items()) {
+    const auto same = before.find(key);
+    if (key != "date" && (same == before.end() || *same != value)) return refuse(fmt::format("\"{}\" differs", key));
+  }
+  return *depths;
+}
+
+bool Holds(const nlohmann::json& depths, size_t depth) {
+  return std::any_of(depths.begin(), depths.end(), [&](const nlohmann::json& d) {
+    return d.is_object() && d.contains("depth") && d["depth"] == depth;
+  });
 }
 
 Status Save(const nlohmann::json& object, const std::string& path) {
@@ -92,9 +120,17 @@ Status RunSpeed(const SpeedFlags& flags) {
   request.folder = CacheFolder() + "/bench";
   request.session = flags.model.session;
   QKV_ASSIGN_OR_RETURN(nlohmann::json object, Header(flags, *model));
+  nlohmann::json depths = nlohmann::json::array();
+  if (flags.resume) {
+    QKV_ASSIGN_OR_RETURN(depths, DepthsBefore(flags.output, object));
+  }
   if (!flags.json) PrintHeader(object);
-  object["depths"] = nlohmann::json::array();
+  object["depths"] = std::move(depths);
   for (const size_t depth : flags.depths) {
+    if (Holds(object["depths"], depth)) {
+      PrintNote(fmt::format("{} tokens: measured already\n", depth));
+      continue;
+    }
     request.depth = depth;
     SpeedReport report;
     {
@@ -138,6 +174,8 @@ Command AddEvalSpeed(CLI::App* eval) {
       ->capture_default_str();
   app->add_flag("--json", flags->json, "Report as JSON");
   app->add_option("-o,--output", flags->output, "Also write the JSON report to this file")->check(NotEmpty());
+  app->add_flag("--resume", flags->resume, "Keep the depths that the file has from a run with the same settings")
+      ->needs("--output");
   return [flags] {
     const Status status = RunSpeed(*flags);
     return status.ok() ? static_cast<int>(kSuccess) : ReportError(status);
