@@ -54,6 +54,8 @@ class SpeedTest(CliTest):
             self.assertIn(word, text)
         self.assertEqual(sorted((folder / "cache" / "bench").glob("*")), kept)
         self.fail_with(MISSING, *flags, "-o", path("none/speed.json"), says="none")
+        (folder / "file").touch()
+        self.fail_with(MISSING, *flags, "--json", QKV_CACHE=path("file/cache"), says="file/cache")
         self.fail_with(MISSING, "eval", "speed", "-m", path("a.gguf"), "-f", path("none.txt"), says="none.txt")
 
     def test_some_tests(self):

@@ -13,11 +13,12 @@ namespace {
 
 nlohmann::json TestJson(const SpeedTest& test) {
   nlohmann::json ways = nlohmann::json::object();
-  for (const Timing& timing : test.ways)
+  for (const Timing& timing : test.ways) {
     ways[timing.way] = {{"median_us", timing.median_us},
                         {"least_us", timing.least_us},
                         {"most_us", timing.most_us},
                         {"ratio", timing.ratio}};
+  }
   return {{"test", test.name}, {"runs", test.runs}, {"ways", ways}};
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <system_error>
 #include <utility>
 
 #include "base/file.h"
@@ -43,7 +44,8 @@ Result<std::unique_ptr<SpeedContext>> SpeedContext::Make(const Model& model, con
                                                          SpeedReport* report) {
   std::unique_ptr<SpeedContext> made(new SpeedContext(model, request));
   QKV_RETURN_IF_ERROR(made->MakeTokens());
-  std::filesystem::create_directories(request.folder);
+  std::error_code ignored;  // writing there says what is wrong
+  std::filesystem::create_directories(request.folder, ignored);
   const std::string path = made->ExactPath();
   QKV_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
                        Session::Create(model, made->Options(CacheType::kF16, request.depth)));
