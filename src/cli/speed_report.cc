@@ -38,12 +38,14 @@ void PrintAttention(const SpeedReport& report) {
   if (decode == nullptr) return;
   const int64_t no_card = decode->Find("no card")->median_us;
   const int64_t fused = std::max<int64_t>(decode->Find("fused")->median_us - no_card, 0);
+  if (fused * 50 < no_card) {
+    fmt::print("  attention over the context: too short to tell\n");
+    return;
+  }
   fmt::print("  attention over the context (decode, less \"no card\"): fused {}", FormatUs(fused));
   for (const char* way : {"F16", "Q8_0", "Q4_0"}) {
     const int64_t us = std::max<int64_t>(decode->Find(way)->median_us - no_card, 0);
-    const std::string ratio =
-        fused > 0 ? fmt::format(" ({:.1f}x)", static_cast<double>(us) / static_cast<double>(fused)) : "";
-    fmt::print(", {} {}{}", way, FormatUs(us), ratio);
+    fmt::print(", {} {} ({:.1f}x)", way, FormatUs(us), static_cast<double>(us) / static_cast<double>(fused));
   }
   fmt::print("\n");
   const double read = report.AttentionBandwidth(), machine = report.machine_bandwidth;

@@ -19,6 +19,11 @@ Result<const SpeedWay*> SpeedWays::Find(const std::string& name) {
   return &ways_.emplace_back(std::move(way));
 }
 
+Result<const SpeedWay*> SpeedWays::Renew(const std::string& name) {
+  std::erase_if(ways_, [&](const SpeedWay& way) { return way.name == name; });
+  return Find(name);
+}
+
 Result<SpeedWay> SpeedWays::Make(const std::string& name) const {
   SpeedWay way{name, nullptr, nullptr, name == kNoCardWay || name == kLlamaWay ? 0 : context_.depth()};
   SessionOptions options =

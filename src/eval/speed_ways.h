@@ -3,10 +3,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "eval/speed_context.h"
 #include "qkvshare/status.h"
@@ -35,14 +35,16 @@ class SpeedWays {
  public:
   explicit SpeedWays(const SpeedContext& context) : context_(context) {}
 
-  // Makes it where it is asked for first, which takes a while. It stays where it is.
+  // Makes it where it is asked for first, which takes a while. The pointer is good until the next call.
   Result<const SpeedWay*> Find(const std::string& name);
+  // Makes it anew.
+  Result<const SpeedWay*> Renew(const std::string& name);
 
  private:
   Result<SpeedWay> Make(const std::string& name) const;
 
   const SpeedContext& context_;
-  std::deque<SpeedWay> ways_;
+  std::vector<SpeedWay> ways_;
 };
 
 // Of "F16", "Q8_0" and "Q4_0".
