@@ -4,33 +4,12 @@
 
 #include "runtime/inject.h"
 #include "tests/fused_fixture.h"
+#include "tests/shape_fixture.h"
 
 namespace qkvshare {
 namespace {
 
-struct Shape {
-  const char* name;
-  const char* architecture;
-  int heads, kv_heads, key_dim, value_dim;
-  int window = 0;
-};
-
-void PrintTo(const Shape& shape, std::ostream* out) { *out << shape.name; }
-
-class FusedShapeTest : public FusedFixture, public testing::WithParamInterface<Shape> {
- protected:
-  TinyModelSpec Spec() const override {
-    TinyModelSpec spec;
-    spec.architecture = GetParam().architecture;
-    spec.heads = GetParam().heads;
-    spec.kv_heads = GetParam().kv_heads;
-    spec.key_dim = GetParam().key_dim;
-    spec.value_dim = GetParam().value_dim;
-    spec.sliding_window = GetParam().window;
-    spec.tied = spec.architecture != "gpt-oss";
-    return spec;
-  }
-};
+class FusedShapeTest : public ShapeFixture<FusedFixture> {};
 
 TEST_P(FusedShapeTest, AnExactCardGivesWhatLlamaCppGivesAndAPackedOneWhatItsRestoreGives) {
   const auto fused = MakeSession(*model_, FusedOptions());
@@ -50,15 +29,7 @@ TEST_P(FusedShapeTest, AnExactCardGivesWhatLlamaCppGivesAndAPackedOneWhatItsRest
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Shapes, FusedShapeTest,
-    testing::Values(Shape{"mha_64", "llama", 4, 4, 64, 0}, Shape{"gqa_64", "llama", 6, 2, 64, 0},
-                    Shape{"mqa_64", "llama", 4, 1, 64, 0}, Shape{"gqa_72", "llama", 4, 2, 72, 0},
-                    Shape{"gqa_80", "llama", 4, 2, 80, 0}, Shape{"gqa_96", "llama", 4, 2, 96, 0},
-                    Shape{"gqa_128", "qwen2", 4, 2, 128, 0}, Shape{"gqa_256", "gemma3", 2, 1, 256, 0},
-                    Shape{"window", "gemma3", 4, 2, 64, 0, 40}, Shape{"k_128_v_64", "plamo3", 4, 2, 128, 64, 40},
-                    Shape{"soft_cap", "gemma2", 4, 2, 64, 0, 40}, Shape{"sinks", "gpt-oss", 4, 2, 64, 0, 40}),
-    [](const auto& test) { return std::string(test.param.name); });
+INSTANTIATE_TEST_SUITE_P(Shapes, FusedShapeTest, testing::ValuesIn(kShapes), ShapeName);
 
 class FusedTest : public FusedFixture {
  protected:

@@ -2,7 +2,6 @@
 #include "qkvshare/llama.hpp"
 
 #include <gtest/gtest.h>
-#include <malloc.h>
 
 #include <algorithm>
 #include <array>
@@ -11,107 +10,10 @@
 
 #include "base/hash.h"
 #include "llama.h"
-#include "tests/fused_fixture.h"
+#include "tests/llama_app.h"
 
 namespace qkvshare {
 namespace {
-
-// What an application has: a model, contexts, and batches of its own.
-class App {
- public:
-  explicit App(const std::string& path)
-      : llama_(llama_model_load_from_file(path.c_str(), llama_model_default_params()), llama_model_free),
-        model_(Take(qkv::BorrowModel(llama_.get(), path))) {}
-  llama_model* llama() const { return llama_.get(); }
-  const qkv::Model& model() const { return model_; }
-
- private:
-  std::unique_ptr<llama_model, decltype(&llama_model_free)> llama_;
-  qkv::Model model_;
-};
-
-struct Context {
-  explicit Context(const App& app, llama_context_params params = Params())
-      : attention(Take(qkv::Attention::Create(app.model(), &params))),
-        llama(llama_init_from_model(app.llama(), params), llama_free) {}
-
-  static llama_context_params Params() {
-    llama_context_params params = llama_context_default_params();
-    params.n_ctx = 512;
-    params.n_batch = 128;
-    params.n_ubatch = 64;
-    params.n_seq_max = 3;
-    params.kv_unified = true;
-    params.n_threads = params.n_threads_batch = 1;
-    return params;
-  }
-  std::vector<float> Logits(int token = -1) const {
-    const float* logits = llama_get_logits_ith(llama.get(), token);
-    return {logits, logits + llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(llama.get())))};
-  }
-  Status Decode(std::vector<int32_t> tokens) {
-    return attention.Decode(llama_batch_get_one(tokens.data(), static_cast<int32_t>(tokens.size())));
-  }
-  std::vector<float> LogitsAfter(const std::vector<int32_t>& tokens) {
-    const Status status = Decode(tokens);
-    EXPECT_TRUE(status.ok()) << status.message();
-    return Logits();
-  }
-  struct Tokens {
-    int sequence = 0;
-    uint32_t first = 0;  // position
-    std::vector<int32_t> ids;
-  };
-  // Decodes all in one call, tokens of each in turn; gives the logits of each one's last.
-  std::vector<std::vector<float>> DecodeTogether(const std::vector<Tokens>& all) {
-    llama_batch batch = llama_batch_init(128, 0, 1);
-    std::vector<int32_t> last(all.size());
-    for (size_t i = 0; i < 128; ++i) {
-      for (size_t k = 0; k < all.size(); ++k) {
-        if (i >= all[k].ids.size()) continue;
-        last[k] = batch.n_tokens++;
-        batch.token[last[k]] = all[k].ids[i];
-        batch.pos[last[k]] = static_cast<llama_pos>(all[k].first + i);
-        batch.n_seq_id[last[k]] = 1;
-        batch.seq_id[last[k]][0] = all[k].sequence;
-        batch.logits[last[k]] = static_cast<int8_t>(i + 1 == all[k].ids.size());
-      }
-    }
-    const Status status = attention.Decode(batch);
-    EXPECT_TRUE(status.ok()) << status.message();
-    llama_batch_free(batch);
-    std::vector<std::vector<float>> logits;
-    for (const int32_t i : last) logits.push_back(Logits(i));
-    return logits;
-  }
-  void Empty(int sequence = 0) const { llama_memory_seq_rm(llama_get_memory(llama.get()), sequence, -1, -1); }
-
-  qkv::Attention attention;
-  std::unique_ptr<llama_context, decltype(&llama_free)> llama;
-};
-
-void Bad(const Status& status, StatusCode code, const std::string& says) {
-  EXPECT_EQ(status.code(), code) << status.message();
-  EXPECT_NE(status.message().find(says), std::string::npos) << status.message();
-}
-
-class LlamaApiTest : public FusedFixture {
- protected:
-  qkv::Card CardOf(const Session& session, double bits = 8) {
-    PackOptions options;
-    options.code_bits = bits;
-    PackTimes times;
-    return Take(qkv::Card::FromBytes(Take(PackSession(session, options, &times)).Bytes()));
-  }
-  std::unique_ptr<Context> Bound(const App& app, const llama_context_params& params = Context::Params()) {
-    auto context = std::make_unique<Context>(app, params);
-    const Status status = context->attention.Bind(context->llama.get());
-    EXPECT_TRUE(status.ok()) << status.message();
-    return context;
-  }
-  std::string Model() const { return Path("model.gguf"); }
-  void ExpectIndependentSequences(double bits);
-};
 
 TEST_F(LlamaApiTest, ACardIsReadAsBySessions) {
   const App app(Model());
@@ -190,131 +92,6 @@ TEST_F(LlamaApiTest, ThreadsWithAContextEachShareACard) {
   }
   for (std::thread& thread : threads) thread.join();
   for (size_t i = 1; i < contexts.size(); ++i) EXPECT_EQ(logits[i], expected) << i;
-}
-
-void LlamaApiTest::ExpectIndependentSequences(double bits) {
-  const App app(Model());
-  const qkv::Card first = CardOf(*sender_, bits);
-  const auto other = MakeSession(*model_);
-  Prefill(other.get(), SomeTokens(90, 17));
-  const qkv::Card second = CardOf(*other);
-  enum class Neighbour { kStays, kLosesItsCard, kIsAnother };
-  std::vector<std::vector<float>> expected;
-  for (const Neighbour neighbour : {Neighbour::kStays, Neighbour::kLosesItsCard, Neighbour::kIsAnother}) {
-    const auto context = Bound(app);
-    Take(context->attention.Inject(0, first, QKV_INJECT_FUSED));
-    Take(context->attention.Inject(1, second, QKV_INJECT_FUSED));
-    context->DecodeTogether({{0, 150, suffix_}, {1, 90, SomeTokens(12, 40)}, {2, 0, SomeTokens(9, 60)}});
-    if (neighbour != Neighbour::kStays) {
-      EXPECT_TRUE(context->attention.Detach(1).ok());
-    }
-    if (neighbour == Neighbour::kIsAnother) {
-      Take(context->attention.Inject(1, first, QKV_INJECT_FUSED));
-      context->DecodeTogether({{1, 150, SomeTokens(12, 80)}});
-    }
-    const uint32_t next = neighbour == Neighbour::kIsAnother ? 162 : 102;
-    const auto logits = context->DecodeTogether({{0, 170, {7}}, {1, next, {8}}, {2, 9, {9}}});
-    if (neighbour == Neighbour::kStays) {
-      expected = logits;
-      continue;
-    }
-    EXPECT_EQ(logits[0], expected[0]);
-    EXPECT_GT(RelativeError(logits[1], expected[1]), 0.1);
-    EXPECT_EQ(logits[2], expected[2]);
-  }
-  const auto alone = Bound(app);
-  Take(alone->attention.Inject(0, first, QKV_INJECT_FUSED));
-  alone->LogitsAfter(suffix_);
-  EXPECT_LT(RelativeError(expected[0], alone->LogitsAfter({7})), 1e-3);
-}
-
-// Whatever becomes of a neighbour, to the bit; also where it gets a card that this sequence has, whose tiles they
-// share.
-TEST_F(LlamaApiTest, SequencesOfOneCallDoNotChangeEachOther) {
-  for (const double bits : {4.0, 16.0}) ExpectIndependentSequences(bits);
-}
-
-// A copy goes on from the cards too, or not at all.
-TEST_F(LlamaApiTest, CopiesOfASequenceHaveItsCards) {
-  const App app(Model());
-  const qkv::Card card = CardOf(*sender_, 4);
-  const auto context = Bound(app);
-  Take(context->attention.Inject(0, card, QKV_INJECT_FUSED));
-  context->DecodeTogether({{0, 150, suffix_}});
-  ASSERT_TRUE(context->attention.Copy(0, 1).ok());
-  Bad(context->attention.Copy(0, 1), StatusCode::kInvalidArgument, "sequence 1 is not empty");
-  Bad(context->attention.Copy(7, 1), StatusCode::kInvalidArgument, "no sequence 7");
-  llama_memory_seq_cp(llama_get_memory(context->llama.get()), 0, 2, -1, -1);
-  int32_t token = 7;
-  llama_pos position = 170;
-  int32_t one = 1;
-  llama_seq_id id = 2;
-  llama_seq_id* ids = &id;
-  llama_batch batch = {1, &token, nullptr, &position, &one, &ids, nullptr};
-  Bad(context->attention.Decode(batch), StatusCode::kInvalidArgument, "sequence 2 has the tokens after the cards");
-  ASSERT_TRUE(context->attention.Detach(2).ok());
-  const auto logits = context->DecodeTogether({{0, 170, {7}}, {1, 170, {7}}});
-  EXPECT_EQ(logits[0], logits[1]);
-  ASSERT_TRUE(context->attention.Detach(0).ok());
-  const auto later = context->DecodeTogether({{1, 171, {8}}, {2, 0, {9}}});
-  Take(context->attention.Inject(0, card, QKV_INJECT_FUSED));
-  context->DecodeTogether({{0, 150, suffix_}});
-  context->DecodeTogether({{0, 170, {7}}, {2, 1, {9}}});
-  ASSERT_TRUE(context->attention.Detach(2).ok());
-  EXPECT_LT(RelativeError(context->DecodeTogether({{0, 171, {8}}, {2, 0, {9}}})[0], later[0]), 1e-5);
-}
-
-TEST_F(LlamaApiTest, ReceiversInTurnAreAlikeAndTakeNoMoreMemory) {
-  const App app(Model());
-  const qkv::Card card = CardOf(*sender_, 4);
-  const auto context = Bound(app);
-  const auto receive = [&](int sequence, uint32_t offset) {
-    const qkv::PlacedCard placed{&card, offset, 0};
-    Take(context->attention.Inject(sequence, {&placed, 1}, QKV_INJECT_FUSED));
-    std::vector<float> logits = context->DecodeTogether({{sequence, offset + 150, suffix_}}).front();
-    EXPECT_TRUE(context->attention.Detach(sequence).ok());
-    return logits;
-  };
-  const std::vector<float> expected = receive(0, 0);
-  size_t before = 0;
-  for (uint32_t round = 0; round < 200; ++round) {
-    ASSERT_EQ(receive(static_cast<int>(round % 2), 0), expected) << round;
-    receive(2, 1 + round);
-    if (round == 10) before = mallinfo2().uordblks;
-  }
-  EXPECT_LT(mallinfo2().uordblks, before + (size_t{32} << 10));
-}
-
-TEST_F(LlamaApiTest, LlamaDecodeItselfWithCardsAttachedIsNoticed) {
-  const App app(Model());
-  const qkv::Card card = CardOf(*sender_);
-  const auto context = Bound(app);
-  Take(context->attention.Inject(0, card));
-  const std::vector<float> expected = context->LogitsAfter(suffix_);
-  std::vector<int32_t> token = {7};
-  ASSERT_EQ(llama_decode(context->llama.get(), llama_batch_get_one(token.data(), 1)), 0);
-  const std::vector<float> logits = context->Logits();
-  EXPECT_TRUE(std::all_of(logits.begin(), logits.end(), [](float x) { return std::isnan(x); }));
-  for (int i = 0; i < 2; ++i)
-    Bad(context->Decode({8}), StatusCode::kInvalidArgument, "remove the tokens of sequence 0 from position 150 on");
-  context->Empty();
-  EXPECT_EQ(context->LogitsAfter(suffix_), expected);
-
-  // In a sequence without cards it is noticed, too.
-  llama_batch batch = llama_batch_get_one(token.data(), 1);
-  std::vector<int32_t> counts = {1};
-  std::vector<llama_seq_id> ids = {1};
-  llama_seq_id* list[] = {ids.data()};
-  batch.n_seq_id = counts.data();
-  batch.seq_id = list;
-  ASSERT_EQ(llama_decode(context->llama.get(), batch), 0);
-  EXPECT_TRUE(std::isnan(context->Logits().front()));
-  // Nobody knows which tokens it was: all that is not a card's has to go.
-  Bad(context->Decode({8}), StatusCode::kInvalidArgument, "remove the tokens of sequence 0 from position 150 on");
-  context->Empty(0);
-  Bad(context->Decode({8}), StatusCode::kInvalidArgument, "remove the tokens of sequence 1 from position 0 on");
-  context->Empty(1);
-  EXPECT_EQ(context->LogitsAfter(suffix_), expected);
 }
 
 TEST_F(LlamaApiTest, ParametersMayServeSeveralContexts) {

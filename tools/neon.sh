@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Builds the tests of src/quant and of src/attend's kernels for 64-bit ARM and runs them under QEMU, so that the NEON
-# kernels are tested on any machine. No library for ARM is needed: fmt and Highway are used from this machine's headers, GoogleTest from source.
+# Builds the tests of src/quant and src/attend for 64-bit ARM and runs them under QEMU, so that the NEON kernels are tested
+# on any machine. No library for ARM is needed: fmt and Highway are used from this machine's headers, GoogleTest from
+# source.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tools/setup/packages.sh build neon
@@ -15,7 +16,7 @@ flags=(-std=c++20 -O3 -ffp-contract=off -Wall -Wextra -Werror -Wno-restrict -Wno
   "-isystem$gtest/include" "-I$gtest" -idirafter /usr/include)
 
 mkdir -p "$out"
-sources=(src/base/parallel.cc src/quant/*.cc src/attend/attend_*.cc "$gtest"/src/gtest-all.cc "$gtest"/src/gtest_main.cc)
+sources=(src/base/parallel.cc src/quant/*.cc src/attend/*.cc "$gtest"/src/gtest-all.cc "$gtest"/src/gtest_main.cc)
 objects=()
 for source in "${sources[@]}"; do objects+=("$out/$(basename "$source" .cc).o"); done
 printf '%s\n' "${sources[@]}" |
@@ -23,7 +24,7 @@ printf '%s\n' "${sources[@]}" |
 "$compiler" "${objects[@]}" -o "$out/kernels_test"
 
 # The scalar set too, where it is compared with known results. An emulator is slow: so in several parts at once.
-export GTEST_FILTER='*/neon:*Golden*:HalfTest.*:TileTest.*:SelectKernelsTest.*' GTEST_BRIEF=1 GTEST_TOTAL_SHARDS=$jobs
+export GTEST_FILTER='*/neon:*Golden*:HalfTest.*:TileTest.*:SelectKernelsTest.*:*AttentionTest.*:AttentionSourcesTest.*' GTEST_BRIEF=1 GTEST_TOTAL_SHARDS=$jobs
 export QKV_FORCE_ISA=neon
 rm -f "$out"/part-*.xml
 seq 0 $((jobs - 1)) | GTEST_SHARD_INDEX='' xargs -P "$jobs" -I '{}' env GTEST_SHARD_INDEX='{}' \

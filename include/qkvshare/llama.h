@@ -7,8 +7,7 @@
  *   context = llama_init_from_model(model, params);
  *   qkv_attention_bind(attention, context, &error);
  *   qkv_attention_inject(attention, 0, cards, 1, QKV_INJECT_AUTO, &done, sizeof done, &error);
- *   qkv_attention_decode(attention, &batch, &result, &error);   // in place of llama_decode, from position done.tokens
- * on
+ *   qkv_attention_decode(attention, &batch, &result, &error);   // in place of llama_decode, from done.tokens on
  *
  * Contexts: one cache and one stream (kv_unified = true where n_seq_max > 1), and swa_full = true for models with
  * sliding windows. Fused attention also wants flash attention, an F16 cache, and both on the CPU; else cards are
@@ -89,17 +88,21 @@ QKV_API qkv_status qkv_attention_copy(qkv_attention* attention, int32_t from, in
 
 /* llama_decode over the attached cards; without any it is llama_decode. result: what that returned, or -1 where it was
  * not called; may be NULL. Positions and sequences may be left out of the batch, as for llama_decode: positions then
- * follow the cards. QKV_INVALID_ARGUMENT before anything is decoded: more than n_ubatch tokens, a token before the end
- * of its sequence's cards, a token of several sequences of which one has cards, a sequence that has got the tokens
- * after cards by llama_memory_seq_cp; and after llama_decode was called while cards were attached. QKV_OUT_OF_RANGE
- * (the context is full), QKV_CANCELLED, QKV_UNSUPPORTED and QKV_INTERNAL (attention did not go over the cards: the
- * batch's tokens are not kept). */
+ * follow the cards. QKV_INVALID_ARGUMENT before anything is decoded:
+ * - more than n_ubatch tokens; a sequence that is not there; a token before the end of its sequence's cards, or of
+ * several sequences of which one has cards;
+ * - a sequence whose tokens were not decoded after its cards, such as those that llama_memory_seq_cp gave it (in models
+ *   with sliding windows this is not seen in a sequence without cards);
+ * - after llama_decode was called while cards were attached, until all tokens that may be of it have been removed:
+ * those of every sequence (llama_memory_seq_rm). QKV_OUT_OF_RANGE (the context is full), QKV_CANCELLED, QKV_UNSUPPORTED
+ * and QKV_INTERNAL (attention did not go over the cards: the batch's tokens are not kept). */
 QKV_API qkv_status qkv_attention_decode(qkv_attention* attention, const struct llama_batch* batch, int32_t* result,
                                         qkv_error* error);
 
 /* Packs a sequence as qkv_session_pack_file does, with policy "uniform". tokens: those that were decoded into it, all
  * that come after the attached cards, from the first position on; where cards are attached the result is a delta card.
- * QKV_INVALID_ARGUMENT where the sequence has other positions than these. */
+ * QKV_INVALID_ARGUMENT where the sequence has other positions than these. Tokens that were restored are not to be
+ * packed again; of a sequence that llama_memory_seq_cp gave them this is not known. */
 QKV_API qkv_status qkv_attention_pack_file(const qkv_attention* attention, int32_t sequence, const int32_t* tokens,
                                            size_t token_count, const qkv_pack_options* options, const char* path,
                                            qkv_error* error);

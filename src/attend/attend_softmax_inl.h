@@ -118,15 +118,16 @@ HWY_INLINE float MaxOf(const float* scores, size_t tokens) {
   return hn::GetLane(hn::MaxOfLanes(d, most));
 }
 
+// Sums are in the order of the places, so that masked ones at the end change nothing.
 template <size_t kN>
-HWY_INLINE V ExpVectors(V offset, float* scores) {
+HWY_INLINE V ExpVectors(V offset, float* scores, V sum) {
   const Floats d;
   V x[kN];
   for (size_t i = 0; i < kN; ++i) x[i] = hn::Sub(hn::LoadU(d, scores + i * kLanes), offset);
   Exp(x);
   for (size_t i = 0; i < kN; ++i) hn::StoreU(x[i], d, scores + i * kLanes);
-  for (size_t i = 1; i < kN; ++i) x[0] = hn::Add(x[0], x[i]);
-  return x[0];
+  for (size_t i = 0; i < kN; ++i) sum = hn::Add(sum, x[i]);
+  return sum;
 }
 
 // Scores become exp(score - most); returns their sum.
@@ -136,8 +137,8 @@ HWY_INLINE float ExpRow(float most, size_t tokens, float* scores) {
   const V offset = hn::Set(d, most);
   V sum = hn::Zero(d);
   size_t t = 0;
-  for (; t + kN * kLanes <= tokens; t += kN * kLanes) sum = hn::Add(sum, ExpVectors<kN>(offset, scores + t));
-  for (; t < tokens; t += kLanes) sum = hn::Add(sum, ExpVectors<1>(offset, scores + t));
+  for (; t + kN * kLanes <= tokens; t += kN * kLanes) sum = ExpVectors<kN>(offset, scores + t, sum);
+  for (; t < tokens; t += kLanes) sum = ExpVectors<1>(offset, scores + t, sum);
   return hn::GetLane(hn::SumOfLanes(d, sum));
 }
 

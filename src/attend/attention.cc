@@ -205,11 +205,12 @@ void AttentionWorker::FindVisibleCells(const AttentionPlan::Unit& unit) {
     if (node_.mask == nullptr || seen(cell)) cells[count++] = cell;
   }
   queries_.visible[unit.cells] = count;
-  const auto before = [order = node_.cell_order](uint32_t a, uint32_t b) {
-    return order[a] != order[b] ? order[a] < order[b] : a < b;
-  };
-  if (node_.cell_order != nullptr && !std::is_sorted(cells, cells + count, before))
-    std::sort(cells, cells + count, before);
+  if (node_.cell_order == nullptr) return;
+  const std::vector<int32_t>& order = *node_.cell_order;
+  const auto before = [&](uint32_t a, uint32_t b) { return order[a] != order[b] ? order[a] < order[b] : a < b; };
+  if (std::is_sorted(cells, cells + count, before)) return;
+  if (std::any_of(cells, cells + count, [&](uint32_t cell) { return order[cell] < 0; })) return;
+  std::sort(cells, cells + count, before);
 }
 
 // ---- One item ----

@@ -52,9 +52,10 @@ struct AttentionNode {
   OwnRows keys, values;
   const Half* mask = nullptr;  // token i, cell j at mask + i * mask_stride + j
   size_t mask_stride = 0;
-  // Of each cell: cells are taken in ascending order of it, so that it does not matter to the last bit which cells were
-  // free when they were filled. Null: as they lie.
-  const int32_t* cell_order = nullptr;
+  // Of each cell, or negative: not known. Cells of which all are known are taken in ascending order of it, so that it
+  // does not matter to the last bit which cells were free when they were filled; others, and all where it is null, as
+  // they lie.
+  const std::vector<int32_t>* cell_order = nullptr;
   // Rotates a query [key_dim] for the source of this index, which has a shift. May be empty if none has.
   std::function<void(size_t source, float* q)> rotate;
   float* out = nullptr;  // [tokens, heads, value_dim]

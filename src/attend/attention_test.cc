@@ -159,7 +159,7 @@ TEST(AttentionSourcesTest, CellsAreAlikeInWhateverOrderTheyLie) {
     std::copy_n(&given.own_keys[cell * row], row, &shuffled.own_keys[to[cell] * row]);
     std::copy_n(&given.own_values[cell * row], row, &shuffled.own_values[to[cell] * row]);
   }
-  shuffled.node.cell_order = order.data();
+  shuffled.node.cell_order = &order;
   for (const AttendKernels* kernels : AvailableAttendKernels())
     EXPECT_EQ(shuffled.Run(*kernels, 2), given.Run(*kernels, 2)) << kernels->name;
 }

@@ -78,6 +78,7 @@ Status CardContext::Bind(llama_context* context, const std::string& kind) {
   } catch (const std::exception& e) {
     status = {StatusCode::kInternal, fmt::format("llama.cpp failed to decode: {}", e.what())};
   }
+  Detach(0);  // of the self-test
   llama_memory_clear(llama_get_memory(context), /*data=*/true);
   if (!called_) {
     status = {StatusCode::kInvalidArgument,
@@ -85,7 +86,9 @@ Status CardContext::Bind(llama_context* context, const std::string& kind) {
   }
   if (!status.ok()) context_ = nullptr;
   bound_ = status.ok();
-  if (bound_ && !kind.empty())
+  // What need not be so next time (no memory, a decode call that was cancelled) is not remembered.
+  const bool lasts = fused_status_.ok() || fused_status_.code() == StatusCode::kUnsupported;
+  if (bound_ && lasts && !kind.empty())
     model_.Remember(kind, std::make_shared<const KnownContext>(KnownContext{facts_, fused_status_}));
   return status;
 }
@@ -106,7 +109,6 @@ Status CardContext::Learn() {
   SetLayers();
   fused_status_ = {};  // for the test
   fused_status_ = CheckFused(this);
-  fused_->Detach(0);
   return {};
 }
 
@@ -146,7 +148,10 @@ Status CardContext::Copy(int from, int to) {
   QKV_RETURN_IF_ERROR(CheckSequence(to));
   if (!IsEmpty(to) || !cards(to).empty())
     return {StatusCode::kInvalidArgument, fmt::format("sequence {} is not empty: detach it first", to)};
-  if (fused_ != nullptr && !cards(from).empty()) QKV_RETURN_IF_ERROR(fused_->Attach(to, cards(from)));
+  if (fused_ != nullptr) {
+    QKV_RETURN_IF_ERROR(fused_->Attach(to, cards(from)));
+    fused_->SetStart(to, fused_->start(from));
+  }
   llama_memory_seq_cp(llama_get_memory(context_), from, to, -1, -1);
   return {};
 }
@@ -263,7 +268,10 @@ Status CardContext::SetState(ByteSpan state, int sequence) {
   } catch (const std::exception&) {
     read = 0;
   }
-  if (read == state.size()) return {};
+  if (read == state.size()) {
+    if (fused_ != nullptr) fused_->SetStart(sequence, llama_memory_seq_pos_min(llama_get_memory(context_), sequence));
+    return {};
+  }
   llama_memory_seq_rm(llama_get_memory(context_), sequence, -1, -1);
   const std::string why = LlamaErrorSuffix();
   if (const Result<std::vector<int32_t>> positions = CheckState(state, facts_.layout);

@@ -103,7 +103,7 @@ void FusedAttention::TakeOver(ggml_tensor* node) {
     stray_ = true;
     if (IsOnCpu(node)) Replace(node, nullptr);
   }
-  if (active_) RecordCells(node);
+  RecordCells(node);
   if (!active_ || call_.sources.empty()) return;
   if (problem_.ok()) problem_ = CheckInputs(node);
   if (node->op != GGML_OP_FLASH_ATTN_EXT) return;
@@ -131,20 +131,20 @@ Status FusedAttention::CheckInputs(const ggml_tensor* node) {
   return {StatusCode::kInternal, "llama.cpp computes other tokens than those of the decode call"};
 }
 
-// Which cells the call's tokens get.
+// Which cells the call's tokens get. It is not known of tokens of llama_decode itself, and of calls that are cut.
 void FusedAttention::RecordCells(const ggml_tensor* node) {
   if (node->op != GGML_OP_SET_ROWS) return;
   const ggml_tensor* cells = node->src[1];
   const int layer = CacheLayer(node->src[2], Side::kKeys);
-  if (layer < 0 || static_cast<size_t>(layer) >= layers_.size() || cells->type != GGML_TYPE_I64 || !IsOnCpu(cells) ||
-      ggml_nelements(cells) != static_cast<int64_t>(call_.positions.size())) {
+  if (layer < 0 || static_cast<size_t>(layer) >= layers_.size() || cells->type != GGML_TYPE_I64 || !IsOnCpu(cells))
     return;
-  }
+  const auto count = static_cast<size_t>(ggml_nelements(cells));
+  const bool known = active_ && count == call_.positions.size();
   std::vector<int32_t>& positions = cell_positions_[layers_[static_cast<size_t>(layer)].window];
-  for (size_t i = 0; i < call_.positions.size(); ++i) {
+  for (size_t i = 0; i < count; ++i) {
     const auto cell = static_cast<size_t>(DataOf<int64_t>(cells)[i]);
-    if (cell >= positions.size()) positions.resize(cell + 1);
-    positions[cell] = call_.positions[i];
+    if (cell >= positions.size()) positions.resize(cell + 1, -1);
+    positions[cell] = known ? call_.positions[i] : -1;
   }
 }
 
@@ -240,8 +240,8 @@ std::unique_ptr<AttentionRun> FusedAttention::MakeRun(ggml_tensor* node, int lay
   attention.mask = DataOf<Half>(mask);
   attention.mask_stride = mask->nb[1] / sizeof(Half);
   std::vector<int32_t>& positions = cell_positions_[attention.window];
-  if (positions.size() < shape.cells) positions.resize(shape.cells);
-  attention.cell_order = positions.data();
+  if (positions.size() < shape.cells) positions.resize(shape.cells, -1);
+  attention.cell_order = &positions;
   attention.out = static_cast<float*>(node->data);
   return std::make_unique<AttentionRun>(PlanFor(shape), std::move(attention), &workspace_);
 }

@@ -87,8 +87,8 @@ class FusedAttention {
   Params custom_params_;  // of an operation that calls Compute
   std::vector<FusedLayer> layers_;
   std::map<std::pair<size_t, int32_t>, RopeShift> shifts_;  // of a layer, by so many positions
-  // Of each cell: the position that was written there last, as far as calls here did it. By the layers' window: those
-  // with one have a cache of their own.
+  // Of each cell: the position that was written there last, as far as decode calls showed it; else -1. By the layers'
+  // window: those with one have a cache of their own.
   std::map<uint32_t, std::vector<int32_t>> cell_positions_;
   bool guarded_ = false;
   bool stray_ = false;

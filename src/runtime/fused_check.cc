@@ -90,7 +90,7 @@ Status CheckFused(CardContext* context) {
     return unsupported("attention over cards needs a cache of type f16");
   const Status status = TestFused(context);
   if (status.ok()) return {};
-  return {StatusCode::kUnsupported, fmt::format("the self-test of attention over cards failed: {}", status.message())};
+  return {status.code(), fmt::format("the self-test of attention over cards failed: {}", status.message())};
 }
 
 }  // namespace qkvshare

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <map>
+#include <span>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "llama.h"
 
@@ -89,6 +91,7 @@ Status FusedContext::Attach(int sequence, std::vector<PlacedCard> cards) {
   const auto index = static_cast<size_t>(sequence);
   if (cards_.size() <= index) cards_.resize(index + 1);
   cards_[index] = std::move(cards);
+  SetStart(sequence, -1);
   attention_.SetGuard(HasCards());
   return {};
 }
@@ -98,6 +101,7 @@ std::shared_ptr<const AttachedCard> FusedContext::Shared(const std::shared_ptr<c
   for (const std::vector<PlacedCard>& held : cards_) {
     for (const PlacedCard& other : held) {
       const Card& theirs = other.card->card();
+      if (&theirs == &card->card()) return other.card;
       // Anyone can write a content id: sequences must not get at each other's cards by it.
       if (theirs.content_id() == card->card().content_id() && std::ranges::equal(theirs.bytes(), card->card().bytes()))
         return other.card;
@@ -108,6 +112,7 @@ std::shared_ptr<const AttachedCard> FusedContext::Shared(const std::shared_ptr<c
 
 void FusedContext::Detach(int sequence) {
   if (static_cast<size_t>(sequence) < cards_.size()) cards_[static_cast<size_t>(sequence)].clear();
+  SetStart(sequence, -1);
   attention_.SetGuard(HasCards());
 }
 
@@ -121,14 +126,39 @@ uint32_t FusedContext::end(int sequence) const {
   return held.empty() ? 0 : held.back().end();
 }
 
+void FusedContext::SetStart(int sequence, int32_t position) {
+  const auto index = static_cast<size_t>(sequence);
+  if (starts_.size() <= index) starts_.resize(index + 1, -1);
+  starts_[index] = position;
+}
+
+int32_t FusedContext::start(int sequence) const {
+  return static_cast<size_t>(sequence) < starts_.size() ? starts_[static_cast<size_t>(sequence)] : -1;
+}
+
 bool FusedContext::HasCards() const {
   return std::any_of(cards_.begin(), cards_.end(), [](const auto& cards) { return !cards.empty(); });
 }
 
-Result<FusedCall> FusedContext::CallOf(const llama_batch& batch, uint32_t most_tokens) const {
+Status FusedContext::CheckToken(const llama_batch& batch, int32_t i, uint32_t sequences) const {
+  const auto invalid = [](std::string what) { return Status(StatusCode::kInvalidArgument, std::move(what)); };
+  const std::span<const int32_t> ids(batch.seq_id[i], static_cast<size_t>(std::max(batch.n_seq_id[i], 0)));
+  if (ids.empty()) return invalid(fmt::format("token {} of the batch is of no sequence", i));
+  for (const int32_t id : ids) {
+    if (id < 0 || static_cast<uint32_t>(id) >= sequences)
+      return invalid(fmt::format("there is no sequence {}: give 0 to {}", id, sequences - 1));
+  }
+  if (ids.size() > 1 && std::any_of(ids.begin(), ids.end(), [&](int32_t id) { return !cards(id).empty(); }))
+    return invalid("a token of several sequences, of which one has cards");
+  if (batch.pos[i] >= static_cast<int32_t>(end(ids[0]))) return {};
+  return invalid(fmt::format("a token at position {}, but the sequence's cards end at {}", batch.pos[i], end(ids[0])));
+}
+
+Result<FusedCall> FusedContext::CallOf(const llama_batch& batch, const llama_context* context) const {
   FusedCall call;
   call.positions.assign(batch.pos, batch.pos + std::max(batch.n_tokens, 0));
   for (int32_t i = 0; i < batch.n_tokens; ++i) {
+    QKV_RETURN_IF_ERROR(CheckToken(batch, i, llama_n_seq_max(context)));
     const int sequence = batch.seq_id[i][0];
     call.sequences[sequence].push_back(static_cast<uint32_t>(i));
     for (const PlacedCard& placed : cards(sequence)) {
@@ -137,21 +167,12 @@ Result<FusedCall> FusedContext::CallOf(const llama_batch& batch, uint32_t most_t
       if (source == call.sources.end()) source = call.sources.insert(source, {placed, {}});
       source->tokens.push_back(static_cast<uint32_t>(i));
     }
-    if (batch.n_seq_id[i] > 1) {
-      const auto has_cards = [&](int32_t id) { return !cards(id).empty(); };
-      if (std::any_of(batch.seq_id[i], batch.seq_id[i] + batch.n_seq_id[i], has_cards))
-        return Status(StatusCode::kInvalidArgument, "a token of several sequences, of which one has cards");
-    }
-    if (batch.pos[i] < static_cast<int32_t>(end(sequence))) {
-      return Status(
-          StatusCode::kInvalidArgument,
-          fmt::format("a token at position {}, but the sequence's cards end at {}", batch.pos[i], end(sequence)));
-    }
   }
   if (call.sources.empty()) return call;
   if (batch.token == nullptr) {
     return Status(StatusCode::kUnsupported, "a batch of embeddings: with cards attached give tokens");
   }
+  const uint32_t most_tokens = std::min(llama_n_ubatch(context), llama_n_batch(context));
   if (static_cast<uint32_t>(batch.n_tokens) > most_tokens) {
     return Status(
         StatusCode::kInvalidArgument,
@@ -183,20 +204,19 @@ Status FusedContext::CheckStray(llama_context* context) {
   return is_new ? Status(StatusCode::kInvalidArgument, what + "decode through this function") : Status();
 }
 
-// Rows that begin where another sequence's cards end have been copied from it, without the cards. With a sliding window
-// they may just be those that are left of more: there it cannot be told.
-Status FusedContext::CheckCopied(llama_context* context, const FusedCall& call) const {
-  if (!HasCards() || windowed_) return {};
+// Own rows that begin elsewhere than Decode began them, or not at 0 where it did not, continue something else.
+Status FusedContext::CheckStarts(llama_context* context, const FusedCall& call) const {
   for (const auto& [sequence, tokens] : call.sequences) {
-    if (!cards(sequence).empty()) continue;
+    const bool has_cards = !cards(sequence).empty();
     const llama_pos first = llama_memory_seq_pos_min(llama_get_memory(context), sequence);
-    for (int other = 0; first > 0 && other < static_cast<int>(cards_.size()); ++other) {
-      if (static_cast<llama_pos>(end(other)) != first) continue;
-      return {StatusCode::kInvalidArgument,
-              fmt::format("sequence {} has the tokens after the cards of sequence {}, but not the cards: "
-                          "llama_memory_seq_cp does not copy them; qkv_attention_copy does",
-                          sequence, other)};
-    }
+    if (first < 0 || (!has_cards && (windowed_ || first == 0))) continue;
+    if (first == start(sequence) || (windowed_ && start(sequence) >= 0)) continue;
+    return {
+        StatusCode::kInvalidArgument,
+        fmt::format("sequence {} has tokens from position {} on that were not decoded after its cards: remove them "
+                    "(llama_memory_seq_rm); what llama_memory_seq_cp copies lacks the cards, qkv_attention_copy copies "
+                    "both",
+                    sequence, first)};
   }
   return {};
 }
@@ -209,8 +229,12 @@ Status FusedContext::Decode(llama_context* context, const llama_batch& given, in
     return std::max(last + 1, static_cast<llama_pos>(end(sequence)));
   });
   const llama_batch& batch = whole.get();
-  QKV_ASSIGN_OR_RETURN(FusedCall call, CallOf(batch, std::min(llama_n_ubatch(context), llama_n_batch(context))));
-  QKV_RETURN_IF_ERROR(CheckCopied(context, call));
+  QKV_ASSIGN_OR_RETURN(FusedCall call, CallOf(batch, context));
+  QKV_RETURN_IF_ERROR(CheckStarts(context, call));
+  std::map<int, llama_pos> begun;  // sequences that were empty
+  for (const auto& [sequence, tokens] : call.sequences) {
+    if (llama_memory_seq_pos_max(llama_get_memory(context), sequence) < 0) begun[sequence] = batch.pos[tokens.front()];
+  }
   const bool has_cards = !call.sources.empty();
   const auto remove = [&] {
     for (int32_t i = 0; i < batch.n_tokens; ++i) {
@@ -227,9 +251,13 @@ Status FusedContext::Decode(llama_context* context, const llama_batch& given, in
     throw;
   }
   Status status = attention_.End();
-  if (*result != 0 || status.ok()) return {};
-  remove();
-  return status;
+  if (*result == 0 && !status.ok()) {
+    remove();
+    return status;
+  }
+  for (const auto& [sequence, first] : begun)
+    SetStart(sequence, llama_memory_seq_pos_max(llama_get_memory(context), sequence) >= 0 ? first : -1);
+  return {};
 }
 
 }  // namespace qkvshare

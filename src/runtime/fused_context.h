@@ -34,25 +34,32 @@ class FusedContext {
   const std::vector<PlacedCard>& cards(int sequence) const;
   // Tokens before which all cards of the sequence end.
   uint32_t end(int sequence) const;
+  // Where the sequence's own rows begin that came otherwise than by Decode: restored, or copied together with the
+  // cards.
+  void SetStart(int sequence, int32_t position);
+  int32_t start(int sequence) const;
 
   // llama_decode over the cards of each token's sequence; what the batch leaves out is as llama.cpp has it (sequence 0,
   // the next positions). With cards at most the context's n_ubatch tokens, each of one sequence and after its cards:
   // else kInvalidArgument, before anything is decoded; so too after a call of llama_decode that knew nothing of the
-  // cards, until what it decoded has been removed from sequences with cards. result: llama_decode's. Errors of End:
+  // cards, until all that may be of it has been removed, from every sequence. result: llama_decode's. Errors of End:
   // kUnsupported or kInternal, after the call's tokens have been removed from the context.
-  // kInvalidArgument also for a sequence that has got rows after cards, but no cards (llama_memory_seq_cp).
+  // kInvalidArgument also for a sequence whose own rows begin where none of its were begun: they continue cards that it
+  // does not have (llama_memory_seq_cp). In models with sliding windows this cannot be told of sequences without cards.
   Status Decode(llama_context* context, const llama_batch& batch, int32_t* result);
 
  private:
   FusedContext(const Kernels& kernels, const AttendKernels& attend) : attention_(kernels, attend) {}
-  Result<FusedCall> CallOf(const llama_batch& batch, uint32_t most_tokens) const;
+  Result<FusedCall> CallOf(const llama_batch& batch, const llama_context* context) const;
+  Status CheckToken(const llama_batch& batch, int32_t i, uint32_t sequences) const;
   bool HasCards() const;
   Status CheckStray(llama_context* context);
-  Status CheckCopied(llama_context* context, const FusedCall& call) const;
+  Status CheckStarts(llama_context* context, const FusedCall& call) const;
   std::shared_ptr<const AttachedCard> Shared(const std::shared_ptr<const AttachedCard>& card) const;
 
   FusedAttention attention_;
   std::vector<std::vector<PlacedCard>> cards_;  // of each sequence
+  std::vector<int32_t> starts_;                 // of each sequence's own rows; -1: none were begun
   bool windowed_ = false;                       // some layer has a sliding window
   bool stray_ = false;                          // since the context has decoded without this one
 };
