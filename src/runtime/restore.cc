@@ -30,6 +30,19 @@ void MoveKeys(const LayerRope& rope, int32_t delta, const LayerShape& shape, siz
   }
 }
 
+Status OtherRope(const RopeParams& theirs, const RopeParams& ours) {
+  if (theirs.base == ours.base && theirs.scale == ours.scale) {
+    return {StatusCode::kMismatch,
+            "the card was made with other RoPE factors: they depend on the size of the context (-c) or on how it is "
+            "extended; use the sender's"};
+  }
+  return {
+      StatusCode::kMismatch,
+      fmt::format("the card was made with another RoPE (base {}, scale {}; here base {}, scale {}); use the sender's "
+                  "--rope-freq-base and --rope-freq-scale",
+                  theirs.base, theirs.scale, ours.base, ours.scale)};
+}
+
 }  // namespace
 
 Status CheckCardModel(const Card& card, const Model& model) {
@@ -51,13 +64,7 @@ Status CheckCardModel(const Card& card, const Model& model) {
 Status CheckCardFits(const Card& card, const CardContext& context) {
   QKV_RETURN_IF_ERROR(CheckCardModel(card, context.model()));
   const ModelIdentity &theirs = card.identity(), &ours = context.identity();
-  if (theirs.rope != ours.rope) {
-    return {
-        StatusCode::kMismatch,
-        fmt::format("the card was made with another RoPE (base {}, scale {}; here base {}, scale {}); use the sender's "
-                    "--rope-freq-base, --rope-freq-scale and, where RoPE depends on it, -c",
-                    theirs.first_rope.base, theirs.first_rope.scale, ours.first_rope.base, ours.first_rope.scale)};
-  }
+  if (theirs.rope != ours.rope) return OtherRope(theirs.first_rope, ours.first_rope);
   const std::vector<LayerShape>& shapes = context.facts().layout.shapes;
   bool same = shapes.size() == card.layers();
   for (size_t i = 0; same && i < shapes.size(); ++i) same = shapes[i] == card.shape(i);
