@@ -221,7 +221,8 @@ TEST_F(HandoverTest, AContextSizeThatChangesTheEffectiveRopeIsRefused) {
   options.context = 2048;
   const Status status = Restore(card, 40, MakeSession(*model, options).get());
   EXPECT_EQ(status.code(), StatusCode::kMismatch);
-  EXPECT_NE(status.message().find("they depend on the size of the context (-c)"), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find("they depend on the size of the context (-c)"), std::string::npos)
+      << status.message();
 }
 
 TEST_F(HandoverTest, ACardWhoseValuesAreNotFiniteIsRefusedBeforeTheSessionIsChanged) {
