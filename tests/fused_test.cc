@@ -2,6 +2,12 @@
 // the same card.
 #include <gtest/gtest.h>
 
+#include <cstddef>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "card/card_test_util.h"
 #include "runtime/inject.h"
 #include "tests/fused_fixture.h"
 #include "tests/shape_fixture.h"
@@ -195,6 +201,32 @@ TEST_F(FusedTest, ACardThatIsOpenedTwiceIsReadOnce) {
   EXPECT_EQ(fused->cards(0).front().card, fused->cards(1).front().card);
   ASSERT_TRUE(fused->AttachCards({Place(PackCard(*sender_, 8))}, 1).ok());
   EXPECT_NE(fused->cards(0).front().card, fused->cards(1).front().card);
+}
+
+// Another card under its id.
+TEST_F(FusedTest, ACardIsNotReadInPlaceOfOneThatClaimsItsId) {
+  const Card card = PackCard(*sender_, 4);
+  std::vector<uint8_t> forged(card.bytes().begin(), card.bytes().end());
+  forged[static_cast<size_t>(card.block(0, Side::kValues, 0).data() - card.bytes().data())] ^= 1;
+  card_test::Reseal(&forged);
+  using card_format::FileHeader;
+  std::memcpy(&forged[offsetof(FileHeader, content_id)], card.content_id().data(), card.content_id().size());
+  std::vector<uint8_t> sealed(forged.begin(), forged.begin() + offsetof(FileHeader, checksum));
+  const size_t table = (9 + 2 * card.layers()) * sizeof(card_format::SectionEntry);
+  sealed.insert(sealed.end(), forged.begin() + sizeof(FileHeader),
+                forged.begin() + static_cast<ptrdiff_t>(sizeof(FileHeader) + table));
+  const uint64_t checksum = Xxh3(sealed);
+  std::memcpy(&forged[offsetof(FileHeader, checksum)], &checksum, sizeof checksum);
+
+  SessionOptions options = FusedOptions();
+  options.sequences = 2;
+  const auto fused = MakeSession(*model_, options);
+  ASSERT_TRUE(fused->AttachCards({Place(Take(Card::FromBytes(std::move(forged))))}, 0).ok());
+  ASSERT_TRUE(fused->AttachCards({Place(PackCard(*sender_, 4))}, 1).ok());
+  const Card& theirs = fused->cards(0).front().card->card();
+  const Card& ours = fused->cards(1).front().card->card();
+  EXPECT_EQ(theirs.content_id(), ours.content_id());
+  EXPECT_NE(&theirs, &ours);
 }
 
 TEST_F(FusedTest, WhatRulesItOutIsSaid) {

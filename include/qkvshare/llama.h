@@ -88,14 +88,15 @@ QKV_API qkv_status qkv_attention_copy(qkv_attention* attention, int32_t from, in
 
 /* llama_decode over the attached cards; without any it is llama_decode. result: what that returned, or -1 where it was
  * not called; may be NULL. Positions and sequences may be left out of the batch, as for llama_decode: positions then
- * follow the cards. QKV_INVALID_ARGUMENT before anything is decoded:
- * - more than n_ubatch tokens; a sequence that is not there; a token before the end of its sequence's cards, or of
- * several sequences of which one has cards;
- * - a sequence whose tokens were not decoded after its cards, such as those that llama_memory_seq_cp gave it (in models
- *   with sliding windows this is not seen in a sequence without cards);
- * - after llama_decode was called while cards were attached, until all tokens that may be of it have been removed:
- * those of every sequence (llama_memory_seq_rm). QKV_OUT_OF_RANGE (the context is full), QKV_CANCELLED, QKV_UNSUPPORTED
- * and QKV_INTERNAL (attention did not go over the cards: the batch's tokens are not kept). */
+ * follow the cards. QKV_OUT_OF_RANGE (the context is full), QKV_CANCELLED, QKV_UNSUPPORTED and QKV_INTERNAL (attention
+ * did not go over the cards: the batch's tokens are not kept). QKV_INVALID_ARGUMENT before anything is decoded:
+ *
+ * - More than n_ubatch tokens; a sequence that is not there; a token before the end of its sequence's cards, or of
+ *   several sequences of which one has cards.
+ * - A sequence whose tokens were not decoded after its cards, such as those that llama_memory_seq_cp gave it. In models
+ *   with sliding windows this is not seen in a sequence without cards.
+ * - After llama_decode was called while cards were attached, until all tokens that may be of it have been removed, in
+ *   every sequence (llama_memory_seq_rm). */
 QKV_API qkv_status qkv_attention_decode(qkv_attention* attention, const struct llama_batch* batch, int32_t* result,
                                         qkv_error* error);
 

@@ -147,9 +147,7 @@ TEST(AttentionSourcesTest, CellsAreAlikeInWhateverOrderTheyLie) {
   TestCall given = MakeCall(shape, *card, &random);
   std::fill(given.mask.begin(), given.mask.end(), Half{0});
   TestCall shuffled = given;
-  shuffled.node.q = shuffled.q.data();
-  shuffled.node.keys.data = shuffled.own_keys.data();
-  shuffled.node.values.data = shuffled.own_values.data();
+  shuffled.PointNode();
   std::vector<uint32_t> to = AllTokens(shape.cells);
   std::shuffle(to.begin(), to.end(), random);
   std::vector<int32_t> order(shape.cells);
@@ -175,7 +173,7 @@ TEST(AttentionSourcesTest, CellsAreAlikeWhereverTheyLie) {
   // The same among as many cells of others, in pieces.
   TestCall wide = MakeCall({2, 4, 2, 64, 64, 2 * kVisible}, *card, &random);
   wide.q = tight.q;
-  wide.node.q = wide.q.data();
+  wide.PointNode();
   std::fill(wide.mask.begin(), wide.mask.end(), Half{0xFC00});
   const size_t row = size_t{shape.kv_heads} * shape.key_dim;
   for (uint32_t cell = 0, to = 0; cell < kVisible; ++cell, to += cell % 100 == 0 ? 101 : 1) {
@@ -235,9 +233,7 @@ TEST(AttentionSourcesTest, MaskedCellsCountForNothing) {
   const Rows expected = call.Reference();
   for (const AttendKernels* kernels : AvailableAttendKernels()) {
     TestCall other = call;
-    other.node.mask = other.mask.data();
-    other.node.keys.data = other.own_keys.data();
-    other.node.values.data = other.own_values.data();
+    other.PointNode();
     const Rows clean = other.Run(*kernels, 2);
     EXPECT_LT(WorstRowError(clean, expected, shape.value_dim), kPackedError) << kernels->name;
     const size_t row = size_t{shape.kv_heads} * shape.key_dim;

@@ -93,6 +93,10 @@ struct TestCall {
     own_values = RandomHalves(size_t{shape.cells} * shape.kv_heads * shape.value_dim, random);
     if (mask.empty()) mask.assign(size_t{shape.tokens} * shape.cells, Half{0});
     node.scale = 1.0f / std::sqrt(static_cast<float>(shape.key_dim));
+    PointNode();
+  }
+  // To this call's own rows: after it was copied.
+  void PointNode() {
     node.positions = positions.data();
     node.q = q.data();
     node.q_head_stride = shape.key_dim;

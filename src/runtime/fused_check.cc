@@ -53,7 +53,7 @@ Result<std::vector<float>> Read(std::span<const int32_t> tokens, size_t first, C
   return std::vector<float>(logits, logits + context->model().vocab_size());
 }
 
-Result<std::shared_ptr<const AttachedCard>> PackTest(std::span<const int32_t> tokens, const CardContext& context) {
+Result<std::shared_ptr<const AttachedCard>> PackTestCard(std::span<const int32_t> tokens, const CardContext& context) {
   PackOptions options;
   options.code_bits = 8;
   PackTimes times;
@@ -69,7 +69,7 @@ Status TestFused(CardContext* context) {
   for (size_t i = 0; i < kTestCard + kTestSuffix; ++i) tokens.push_back(static_cast<int32_t>((i * 7919 + 11) % vocab));
   const std::span all(tokens);
   QKV_RETURN_IF_ERROR(Read(all.first(kTestCard), 0, context).status());
-  QKV_ASSIGN_OR_RETURN(std::shared_ptr<const AttachedCard> card, PackTest(all.first(kTestCard), *context));
+  QKV_ASSIGN_OR_RETURN(std::shared_ptr<const AttachedCard> card, PackTestCard(all.first(kTestCard), *context));
   QKV_ASSIGN_OR_RETURN(const std::vector<float> native, Read(all.subspan(kTestCard), kTestCard, context));
   llama_memory_clear(llama_get_memory(context->handle()), /*data=*/true);
   QKV_RETURN_IF_ERROR(context->Attach({{std::move(card), 0, kTestCard}}, 0));
