@@ -7,7 +7,7 @@
 
 namespace qkvshare {
 
-// All but callbacks. options: after CheckSessionOptions.
+// All but callbacks. options: after CheckSessionOptions and CheckCacheTypes.
 llama_context_params ContextParamsOf(const Model& model, const SessionOptions& options, const SequenceIds& ids);
 
 }  // namespace qkvshare

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <exception>
+#include <filesystem>
+#include <system_error>
 #include <vector>
 
 #include "llama.h"
@@ -11,11 +13,26 @@
 #include "runtime/context_params.h"
 
 namespace qkvshare {
+namespace {
+
+// Bytes that a call of llama.cpp read or wrote; 0 where it failed, whether it says so or throws.
+template <typename Call>
+size_t BytesOf(const Call& call) {
+  TakeLastLlamaError();  // of earlier calls
+  try {
+    return call();
+  } catch (const std::exception&) {
+    return 0;
+  }
+}
+
+}  // namespace
 
 Result<std::unique_ptr<PlainContext>> PlainContext::Create(const Model& model, SessionOptions options) {
   options.card_tokens = 0;
   options.sequences = 1;
   QKV_RETURN_IF_ERROR(CheckSessionOptions(options));
+  QKV_RETURN_IF_ERROR(CheckCacheTypes(model, options));
   const SequenceIds ids{options.sequences, llama_model_n_swa(model.handle()) > 0};
   llama_context* context = nullptr;
   TakeLastLlamaError();  // of earlier calls
@@ -51,6 +68,39 @@ Status PlainContext::Prefill(std::span<const int32_t> tokens) {
 Status PlainContext::Truncate(size_t tokens) {
   if (llama_memory_seq_rm(llama_get_memory(context_), 0, static_cast<llama_pos>(tokens), -1)) return {};
   return {StatusCode::kInternal, "llama.cpp cannot remove tokens from the sequence"};
+}
+
+void PlainContext::Clear() { llama_memory_seq_rm(llama_get_memory(context_), 0, -1, -1); }
+
+Status PlainContext::SetState(ByteSpan state) {
+  const size_t read =
+      BytesOf([&] { return llama_state_seq_set_data(context_, state.data(), state.size(), /*dest_seq_id=*/0); });
+  if (read == state.size()) return {};
+  Clear();
+  return {StatusCode::kInternal, "llama.cpp refused the state" + LlamaErrorSuffix()};
+}
+
+Status PlainContext::SaveFile(const std::string& path, std::span<const int32_t> tokens) const {
+  const size_t written = BytesOf(
+      [&] { return llama_state_seq_save_file(context_, path.c_str(), /*seq_id=*/0, tokens.data(), tokens.size()); });
+  // It does not look whether the end went to the disk when it closed the file.
+  std::error_code error;
+  if (written > 0 && std::filesystem::file_size(path, error) == written && !error) return {};
+  return {StatusCode::kIo, "llama.cpp cannot write a state to " + path + LlamaErrorSuffix()};
+}
+
+Result<std::vector<int32_t>> PlainContext::LoadFile(const std::string& path) {
+  std::vector<int32_t> tokens(cells());
+  size_t count = 0;
+  const size_t read = BytesOf([&] {
+    return llama_state_seq_load_file(context_, path.c_str(), /*dest_seq_id=*/0, tokens.data(), tokens.size(), &count);
+  });
+  if (read > 0) {
+    tokens.resize(count);
+    return tokens;
+  }
+  Clear();
+  return Status(StatusCode::kIo, "llama.cpp cannot take a state from " + path + LlamaErrorSuffix());
 }
 
 const float* PlainContext::logits() const {

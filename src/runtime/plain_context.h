@@ -5,7 +5,10 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
+#include <vector>
 
+#include "base/bytes.h"
 #include "qkvshare/status.h"
 #include "runtime/model.h"
 #include "runtime/session.h"
@@ -18,7 +21,7 @@ namespace qkvshare {
 class PlainContext {
  public:
   // options: that a session can be made with; fused, card_tokens and sequences do not matter. kInvalidArgument as
-  // CheckSessionOptions; kOutOfRange where llama.cpp cannot make the context.
+  // CheckSessionOptions; kUnsupported as CheckCacheTypes; kOutOfRange where llama.cpp cannot make the context.
   static Result<std::unique_ptr<PlainContext>> Create(const Model& model, SessionOptions options);
   ~PlainContext();
   PlainContext(const PlainContext&) = delete;
@@ -30,6 +33,15 @@ class PlainContext {
   // Keeps the first `tokens` tokens.
   Status Truncate(size_t tokens);
 
+  // Replaces the sequence by a state as llama_state_seq_get_data or BuildCardState makes it, of a context with the same
+  // options but for its size. Where llama.cpp refuses it (kInternal) the sequence is empty.
+  Status SetState(ByteSpan state);
+  // llama.cpp's own file of the sequence, which holds these tokens. kIo.
+  Status SaveFile(const std::string& path, std::span<const int32_t> tokens) const;
+  // Replaces the sequence by that of such a file; returns its tokens. Where llama.cpp refuses it (kIo) the sequence is
+  // empty. For files that SaveFile has written: llama.cpp aborts on some others, such as one that was cut off.
+  Result<std::vector<int32_t>> LoadFile(const std::string& path);
+
   // Of the token that was decoded last, [vocab]; nullptr before the first.
   const float* logits() const;
   // Rows of its cache: its tokens, rounded up by llama.cpp.
@@ -37,6 +49,7 @@ class PlainContext {
 
  private:
   explicit PlainContext(llama_context* context) : context_(context) {}
+  void Clear();
 
   llama_context* context_;
 };

@@ -45,6 +45,8 @@ inline constexpr int kMaxSequences = 64;
 
 // What is wrong with options whatever the model: kInvalidArgument.
 Status CheckSessionOptions(const SessionOptions& options);
+// Whether llama.cpp can hold the model's heads in caches of these types: kUnsupported says why not.
+Status CheckCacheTypes(const Model& model, const SessionOptions& options);
 
 struct PrefillOptions {
   // Keeps the queries of the last `window` tokens for a policy; 0: none. Every stride-th of them.

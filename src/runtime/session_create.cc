@@ -26,19 +26,6 @@ uint32_t CellsOf(const Model& model, const SessionOptions& options) {
   return model.rope_depends_on_context() ? context : context - std::min(options.card_tokens, context);
 }
 
-// llama.cpp aborts on some of what this refuses.
-Status CheckBlocks(const Model& model, const SessionOptions& options) {
-  for (const Side side : {Side::kKeys, Side::kValues}) {
-    const CacheType type = side == Side::kKeys ? options.cache_type_k : options.cache_type_v;
-    const uint32_t dim = model.head_size(side);
-    if (dim % BlockValues(type) == 0) continue;
-    return {StatusCode::kUnsupported, fmt::format("cache type {} takes heads of a multiple of {} values, but the "
-                                                  "model's have {}; use f16 or bf16",
-                                                  CacheTypeName(type), BlockValues(type), dim)};
-  }
-  return {};
-}
-
 // All that decides what a context of this model is like (CardContext::Bind).
 std::string KindOf(const Model& model, const SessionOptions& options) {
   const uint32_t context = model.rope_depends_on_context() ? ContextOf(model, options) : 0;
@@ -82,6 +69,19 @@ Status CheckSessionOptions(const SessionOptions& options) {
   return {};
 }
 
+// llama.cpp aborts on some of what this refuses.
+Status CheckCacheTypes(const Model& model, const SessionOptions& options) {
+  for (const Side side : {Side::kKeys, Side::kValues}) {
+    const CacheType type = side == Side::kKeys ? options.cache_type_k : options.cache_type_v;
+    const uint32_t dim = model.head_size(side);
+    if (dim % BlockValues(type) == 0) continue;
+    return {StatusCode::kUnsupported, fmt::format("cache type {} takes heads of a multiple of {} values, but the "
+                                                  "model's have {}; use f16 or bf16",
+                                                  CacheTypeName(type), BlockValues(type), dim)};
+  }
+  return {};
+}
+
 Session::Session(const Model& model, const SessionOptions& options)
     : model_(model),
       options_(options),
@@ -90,7 +90,7 @@ Session::Session(const Model& model, const SessionOptions& options)
 
 Result<std::unique_ptr<Session>> Session::Create(const Model& model, const SessionOptions& options) {
   QKV_RETURN_IF_ERROR(CheckSessionOptions(options));
-  QKV_RETURN_IF_ERROR(CheckBlocks(model, options));
+  QKV_RETURN_IF_ERROR(CheckCacheTypes(model, options));
   std::unique_ptr<Session> session(new Session(model, options));
   TakeLastLlamaError();  // of earlier calls
   try {
