@@ -42,7 +42,7 @@ class SpeedTest(CliTest):
                     self.assertGreater(times["ratio"], 0)
             self.assertGreater(depth["prefill_us"], 0)
             attention = depth["attention"]
-            self.assertTrue(0 < attention["card_bytes_per_token"] < depth["card_bytes"])
+            self.assertTrue(0 < attention["card_bytes_read"] < depth["card_bytes"])
             self.assertGreater(attention["machine_bytes_per_s"], 1e8)
             self.assertGreaterEqual(attention["bytes_per_s"], 0)
             self.check_memory(depth)

@@ -34,16 +34,16 @@ void PrintTest(const SpeedTest& test) {
 
 // What the context adds to a token, over what it adds with the card.
 void PrintAttention(const SpeedReport& report) {
-  const SpeedTest* decode = report.Find("decode");
+  const SpeedTest* decode = report.Find(kDecodeTest);
   if (decode == nullptr) return;
-  const int64_t no_card = decode->Find("no card")->median_us;
-  const int64_t fused = std::max<int64_t>(decode->Find("fused")->median_us - no_card, 0);
+  const int64_t no_card = decode->Find(kNoCardWay)->median_us;
+  const int64_t fused = std::max<int64_t>(decode->Find(kFusedWay)->median_us - no_card, 0);
   if (fused * 50 < no_card) {
     fmt::print("  attention over the context: too short to tell\n");
     return;
   }
-  fmt::print("  attention over the context (decode, less \"no card\"): fused {}", FormatUs(fused));
-  for (const char* way : {"F16", "Q8_0", "Q4_0"}) {
+  fmt::print("  attention over the context (decode, less \"{}\"): {} {}", kNoCardWay, kFusedWay, FormatUs(fused));
+  for (const char* way : {kF16Way, kQ8Way, kQ4Way}) {
     const int64_t us = std::max<int64_t>(decode->Find(way)->median_us - no_card, 0);
     fmt::print(", {} {} ({:.1f}x)", way, FormatUs(us), static_cast<double>(us) / static_cast<double>(fused));
   }
@@ -65,8 +65,8 @@ void PrintPrefill(const SpeedReport& report) {
   }
   const auto times = [&](int64_t us) { return static_cast<double>(report.prefill_us) / static_cast<double>(us); };
   fmt::print("  prefill of the context: {}, {:.0f} times packing", FormatUs(report.prefill_us), times(report.pack_us));
-  if (const SpeedTest* test = report.Find("first token"); test != nullptr) {
-    fmt::print(", {:.0f} times the first token after a hand-over", times(test->Find("hand-over")->median_us));
+  if (const SpeedTest* test = report.Find(kFirstTokenTest); test != nullptr) {
+    fmt::print(", {:.0f} times the first token after a hand-over", times(test->Find(kHandOverWay)->median_us));
   }
   fmt::print("\n");
 }
@@ -93,8 +93,8 @@ nlohmann::json SpeedJson(const SpeedReport& report) {
                          {"pack_us", report.pack_us},       {"prefill_us", report.prefill_us},
                          {"tests", nlohmann::json::array()}};
   for (const SpeedTest& test : report.tests) json["tests"].push_back(TestJson(test));
-  if (report.Find("decode") != nullptr) {
-    json["attention"] = {{"card_bytes_per_token", report.attended_bytes},
+  if (report.Find(kDecodeTest) != nullptr) {
+    json["attention"] = {{"card_bytes_read", report.attended_bytes},
                          {"bytes_per_s", report.AttentionBandwidth()},
                          {"machine_bytes_per_s", report.machine_bandwidth}};
   }

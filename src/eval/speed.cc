@@ -27,6 +27,8 @@ constexpr size_t kNoCardTokens = 32;
 constexpr int kNoCardRepeats = 4;  // times as many
 // A turn of all ways can take minutes (a long suffix after a long context): then a few must do.
 constexpr int kLeastRuns = 3;
+// Ways of kFirstTokenTest beside kHandOverWay. A cache's way goes before kState.
+constexpr const char *kAttached = "attached", *kWarm = "warm F16", *kState = " state";
 
 template <typename T>
 T Median(std::vector<T> values) {
@@ -74,17 +76,16 @@ class SpeedTests {
     });
   }
 
-  // From a hand-over to the first token, after a suffix of 32: in a new context ("hand-over", "... state"), or in one
-  // that has everything ("attached", "warm F16").
+  // From a hand-over to the first token, after a suffix of 32: in a new context, or in one that has everything.
   Status FirstToken() {
-    std::vector<std::string> ways = {"hand-over", "attached", "warm F16"};
+    std::vector<std::string> ways = {kHandOverWay, kAttached, kWarm};
     Status status;
     for (const char* name : {kF16Way, kQ8Way, kQ4Way}) {
-      ways.push_back(name + std::string(" state"));
+      ways.push_back(name + std::string(kState));
       if (status.ok()) status = WriteState(name);
     }
     if (status.ok()) {
-      status = Measure("first token", context_.request().repeats, ways,
+      status = Measure(kFirstTokenTest, context_.request().repeats, ways,
                        [&](const std::string& name) { return FirstTokenOf(name); });
     }
     std::error_code ignored;  // a file that is not there
@@ -121,15 +122,15 @@ class SpeedTests {
 
   Result<int64_t> FirstTokenOf(const std::string& name) {
     Stopwatch watch;
-    if (name == "attached" || name == "warm F16") {
-      QKV_ASSIGN_OR_RETURN(const SpeedWay* way, ways_.Find(name == "attached" ? kFusedWay : kF16Way));
+    if (name == kAttached || name == kWarm) {
+      QKV_ASSIGN_OR_RETURN(const SpeedWay* way, ways_.Find(name == kAttached ? kFusedWay : kF16Way));
       QKV_RETURN_IF_ERROR(way->Restart());
       watch.LapUs();
       QKV_RETURN_IF_ERROR(way->Prefill(context_.After(32)));
       return watch.LapUs();
     }
     QKV_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
-                         name == "hand-over" ? TakeCard() : RestoreState(name.substr(0, name.find(' '))));
+                         name == kHandOverWay ? TakeCard() : RestoreState(name.substr(0, name.find(' '))));
     QKV_RETURN_IF_ERROR(session->Prefill(context_.After(32), {}));
     return watch.LapUs();
   }
@@ -184,7 +185,7 @@ const SpeedTest* SpeedReport::Find(const std::string& test) const {
 }
 
 double SpeedReport::AttentionBandwidth() const {
-  const SpeedTest* decode = Find("decode");
+  const SpeedTest* decode = Find(kDecodeTest);
   if (decode == nullptr) return 0;
   const int64_t us = decode->Find(kFusedWay)->median_us - decode->Find(kNoCardWay)->median_us;
   return us > 0 ? static_cast<double>(attended_bytes) * 1e6 / static_cast<double>(us) : 0;
@@ -210,7 +211,7 @@ Status RunTests(const SpeedContext& context, SpeedReport* report) {
     context.Step("the machine's memory");
     report->machine_bandwidth = MeasureReadBandwidth(request.session.threads);
     QKV_RETURN_IF_ERROR(
-        tests.Decode("decode", kDecodeTokens, request.repeats, {kFusedWay, kF16Way, kQ8Way, kQ4Way, kNoCardWay}));
+        tests.Decode(kDecodeTest, kDecodeTokens, request.repeats, {kFusedWay, kF16Way, kQ8Way, kQ4Way, kNoCardWay}));
   }
   if (wanted("suffix")) {
     for (const size_t count : {size_t{32}, size_t{512}}) {

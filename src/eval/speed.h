@@ -14,6 +14,15 @@
 
 namespace qkvshare {
 
+// Names in a report: of tests ...
+inline constexpr const char *kDecodeTest = "decode", *kFirstTokenTest = "first token";
+// ... and of ways: the card attached; the context in llama.cpp's own cache of this type; a session that cards could be
+// attached to, without the context; and llama.cpp alone (without our callbacks) without it.
+inline constexpr const char *kFusedWay = "fused", *kF16Way = "F16", *kQ8Way = "Q8_0", *kQ4Way = "Q4_0",
+                            *kNoCardWay = "no card", *kLlamaWay = "llama.cpp";
+// In kFirstTokenTest: a new session that the card is attached to.
+inline constexpr const char* kHandOverWay = "hand-over";
+
 // Of the runs: the median, with the spread.
 struct Timing {
   std::string way;
@@ -24,8 +33,8 @@ struct Timing {
 
 // Ways to do the same thing, in the order in which they took turns.
 struct SpeedTest {
-  std::string name;  // "decode", "suffix 32", "first token", ...
-  int runs = 0;      // of each way
+  std::string name;
+  int runs = 0;  // of each way
   std::vector<Timing> ways;
 
   const Timing* Find(const std::string& way) const;
@@ -51,8 +60,8 @@ struct SpeedReport {
   std::vector<SpeedTest> tests;
 
   const SpeedTest* Find(const std::string& test) const;
-  // Bytes a second at which attention reads the card: attended_bytes over what the card adds to a token's time in the
-  // test "decode". 0 where that was not measured, or no time is left.
+  // Bytes a second at which attention reads the card: attended_bytes over what the card adds to a token's time in
+  // kDecodeTest. 0 where that was not measured, or no time is left.
   double AttentionBandwidth() const;
 };
 
@@ -73,9 +82,7 @@ struct SpeedRequest {
   std::function<void(const std::string&)> on_step;
 };
 
-// The ways: "fused" (card attached), "F16", "Q8_0" and "Q4_0" (llama.cpp's own caches), and without the context
-// "no card" (cards could be attached) and "llama.cpp" (alone, without a callback). kInvalidArgument: no text, no such
-// test; else as what is measured.
+// kInvalidArgument: no text, no such test; else as what is measured.
 Result<SpeedReport> MeasureSpeed(const Model& model, const SpeedRequest& request);
 
 }  // namespace qkvshare

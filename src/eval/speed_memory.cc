@@ -22,6 +22,7 @@ namespace {
 constexpr uint32_t kOwnTokens = 64;
 constexpr size_t kSuffix = 32;
 constexpr size_t kReceivers = 5;  // of which the median counts
+constexpr const char *kRestored = "restored", *kEmpty = "empty";
 
 // Memory that only this process has, in bytes; 0 where the system does not tell.
 size_t PrivateBytes() {
@@ -42,11 +43,11 @@ size_t PrivateBytes() {
 
 // A receiver after its suffix. Named as in ReceiverMemory.
 Result<SpeedWay> MakeReceiver(const SpeedContext& context, const std::string& kind) {
-  SpeedWay way{kind, nullptr, nullptr, context.depth()};
+  SpeedWay way{kind, nullptr, nullptr, kind == kEmpty ? 0 : context.depth()};
   SessionOptions options =
       kind == kFusedWay ? context.FusedOptions() : context.Options(CacheType::kF16, context.depth());
   options.context = static_cast<uint32_t>(context.depth()) + kOwnTokens;
-  if (kind == "empty") {
+  if (kind == kEmpty) {
     // As many rows as the fused one has: all of them where RoPE depends on the context's size.
     if (!context.model().rope_depends_on_context()) options.context = kOwnTokens;
     QKV_ASSIGN_OR_RETURN(way.plain, PlainContext::Create(context.model(), options));
@@ -93,9 +94,9 @@ size_t OwnRowBytes(const SpeedContext& context, size_t cells) {
 Result<ReceiverMemory> MeasureMemory(const SpeedContext& context) {
   ReceiverMemory memory;
   QKV_ASSIGN_OR_RETURN(memory.fused, OneMore(context, kFusedWay));
-  QKV_ASSIGN_OR_RETURN(memory.restored, OneMore(context, "restored"));
-  QKV_ASSIGN_OR_RETURN(memory.empty, OneMore(context, "empty"));
-  QKV_ASSIGN_OR_RETURN(const SpeedWay empty, MakeReceiver(context, "empty"));
+  QKV_ASSIGN_OR_RETURN(memory.restored, OneMore(context, kRestored));
+  QKV_ASSIGN_OR_RETURN(memory.empty, OneMore(context, kEmpty));
+  QKV_ASSIGN_OR_RETURN(const SpeedWay empty, MakeReceiver(context, kEmpty));
   memory.own_rows = OwnRowBytes(context, empty.plain->cells());
   return memory;
 }

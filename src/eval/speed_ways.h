@@ -15,9 +15,6 @@
 
 namespace qkvshare {
 
-inline constexpr const char *kFusedWay = "fused", *kF16Way = "F16", *kQ8Way = "Q8_0", *kQ4Way = "Q4_0",
-                            *kNoCardWay = "no card", *kLlamaWay = "llama.cpp";
-
 struct SpeedWay {
   std::string name;
   std::unique_ptr<Session> session;     // null: llama.cpp alone
@@ -47,7 +44,7 @@ class SpeedWays {
   std::vector<SpeedWay> ways_;
 };
 
-// Of "F16", "Q8_0" and "Q4_0".
+// Of kF16Way, kQ8Way and kQ4Way.
 CacheType CacheTypeOf(const std::string& way);
 
 }  // namespace qkvshare
