@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "base/file.h"
 #include "base/stopwatch.h"
 #include "card/card.h"
+#include "eval/median.h"
 #include "runtime/inject.h"
 #include "runtime/prompt.h"
 #include "runtime/restore.h"
@@ -90,8 +92,7 @@ class HandoffMeasurement {
     for (size_t stage = 0; stage < median.stages.size(); ++stage) {
       std::vector<int64_t> us;
       for (const HandoffArm& arm : repeats) us.push_back(arm.stages[stage].us);
-      std::sort(us.begin(), us.end());
-      median.stages[stage].us = us[us.size() / 2];
+      median.stages[stage].us = Median(std::move(us));
     }
     return median;
   }

@@ -13,6 +13,7 @@
 #include "base/file.h"
 #include "base/stopwatch.h"
 #include "eval/bandwidth.h"
+#include "eval/median.h"
 #include "eval/speed_context.h"
 #include "eval/speed_memory.h"
 #include "eval/speed_ways.h"
@@ -29,13 +30,6 @@ constexpr int kNoCardRepeats = 4;  // times as many
 constexpr int kLeastRuns = 3;
 // Ways of kFirstTokenTest beside kHandOverWay. A cache's way goes before kState.
 constexpr const char *kAttached = "attached", *kWarm = "warm F16", *kState = " state";
-
-template <typename T>
-T Median(std::vector<T> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 // us, first_us: of each run of this way and of the first one.
 Timing Summary(const std::string& way, const std::vector<int64_t>& us, const std::vector<int64_t>& first_us) {
@@ -95,23 +89,22 @@ class SpeedTests {
 
  private:
   // Runs `run` of each way in turn, every other time in reverse, since what comes first may find another machine than
-  // what comes next; it returns the time that counts.
+  // what comes next; it returns the time that counts. The first turn warms up.
   template <typename Run>
   Status Measure(const std::string& name, int repeats, const std::vector<std::string>& ways, const Run& run) {
     std::vector<std::vector<int64_t>> us(ways.size());
     const int64_t limit_us = context_.request().test_us;
     int64_t spent_us = 0;
-    for (int turn = 0, runs = 0; runs < repeats && (runs < kLeastRuns || spent_us < limit_us); ++turn) {
-      context_.Step(fmt::format("{} {}/{}", name, runs, repeats));
+    for (int turn = 0; turn <= repeats && (turn <= kLeastRuns || spent_us < limit_us); ++turn) {
+      context_.Step(fmt::format("{} {}/{}", name, turn, repeats));
       std::vector<int64_t> turn_us(ways.size());
       for (size_t i = 0; i < ways.size(); ++i) {
         const size_t way = turn % 2 == 0 ? i : ways.size() - 1 - i;
         QKV_ASSIGN_OR_RETURN(turn_us[way], run(ways[way]));
       }
       spent_us += std::accumulate(turn_us.begin(), turn_us.end(), int64_t{0});
-      if (turn == 0 && spent_us < limit_us / 4) continue;  // it warms up
+      if (turn == 0) continue;
       for (size_t i = 0; i < ways.size(); ++i) us[i].push_back(turn_us[i]);
-      ++runs;
     }
     SpeedTest& test = report_->tests.emplace_back();
     test.name = name;

@@ -73,7 +73,7 @@ struct SpeedRequest {
   size_t depth = 8192;
   double bits = 4;
   int repeats = 5;  // runs of each way; four times as many without a card
-  // No more than three runs once a test has taken so long; and none to warm up where one takes a quarter of it.
+  // No more than three runs once a test has taken so long.
   int64_t test_us = 120'000'000;
   std::vector<std::string> tests = SpeedTestNames();
   std::string folder;  // contexts are kept here: their prefill takes long

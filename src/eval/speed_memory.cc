@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "eval/median.h"
 #include "eval/speed_ways.h"
 #include "runtime/inject.h"
 
@@ -76,8 +77,7 @@ Result<size_t> OneMore(const SpeedContext& context, const std::string& kind) {
       more.push_back(after - std::min(before, after));
     }
   }
-  std::sort(more.begin(), more.end());
-  return more[more.size() / 2];
+  return Median(std::move(more));
 }
 
 size_t OwnRowBytes(const SpeedContext& context, size_t cells) {

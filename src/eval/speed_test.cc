@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+#include <vector>
+
 #include "tests/session_fixture.h"
 
 namespace qkvshare {
@@ -59,6 +62,18 @@ TEST_F(MeasureSpeedTest, RunsLongTestsThreeTimes) {
   request.repeats = 1;
   request.tests = {"suffix"};
   EXPECT_EQ(Take(MeasureSpeed(*model, request)).tests[0].runs, 1);
+}
+
+TEST_F(MeasureSpeedTest, WarmsUpBeforeLongTestsToo) {
+  const auto model = LoadTiny({});
+  SpeedRequest request = Request({"suffix"});
+  request.test_us = 0;
+  std::vector<std::string> steps;
+  request.on_step = [&](const std::string& step) {
+    if (step.starts_with("suffix 32 ")) steps.push_back(step);
+  };
+  EXPECT_EQ(Take(MeasureSpeed(*model, request)).tests[0].runs, 3);
+  EXPECT_EQ(steps, (std::vector<std::string>{"suffix 32 0/4", "suffix 32 1/4", "suffix 32 2/4", "suffix 32 3/4"}));
 }
 
 }  // namespace
