@@ -2,12 +2,15 @@
 """qkvshare eval speed: on a tiny model, whose times mean nothing, it measures every way and keeps its contexts."""
 
 import json
+import shutil
+import subprocess
 
 from cli_support import DOCUMENT, MISSING, USAGE, CliTest, folder, main, path, setUpModule
 
 
 class SpeedTest(CliTest):
     def setUp(self):
+        shutil.rmtree(folder / "cache" / "bench", ignore_errors=True)
         (folder / "long.txt").write_text(DOCUMENT * 2, encoding="utf-8")
 
     def check_memory(self, depth):
@@ -55,7 +58,7 @@ class SpeedTest(CliTest):
         self.assertEqual(sorted((folder / "cache" / "bench").glob("*")), kept)
         self.fail_with(MISSING, *flags, "-o", path("none/speed.json"), says="none")
         (folder / "file").touch()
-        self.fail_with(MISSING, *flags, "--json", QKV_CACHE=path("file/cache"), says="file/cache")
+        self.fail_with(MISSING, *flags, "--json", QKV_CACHE=path("file/cache"), says=path("file"))
         self.fail_with(MISSING, "eval", "speed", "-m", path("a.gguf"), "-f", path("none.txt"), says="none.txt")
 
     def test_some_tests(self):
@@ -72,6 +75,16 @@ class SpeedTest(CliTest):
         for word in ("own rows", "attention over", "hand-over"):
             self.assertNotIn(word, text)
         self.fail_with(USAGE, *flags, "--tests", "no-cards", says=("no-cards", "no-card", "first-token"))
+
+    def test_files_of_killed_runs(self):
+        killed = subprocess.Popen(["true"])
+        killed.wait()
+        left = folder / "cache" / "bench" / f"run-{killed.pid}"
+        left.mkdir(parents=True)
+        (left / "F16.state").write_text("rows")
+        self.succeed("eval", "speed", "-m", path("a.gguf"), "-t", "1", "-f", path("long.txt"), "--depth", "80",
+                     "--repeats", "1", "--tests", "no-card")
+        self.assertEqual(list(left.parent.glob("run-*")), [])
 
     def test_resume(self):
         flags = ["eval", "speed", "-m", path("a.gguf"), "-t", "1", "-f", path("long.txt"), "--tests", "no-card", "--resume"]

@@ -4,10 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <memory>
 #include <numeric>
-#include <system_error>
 #include <utility>
 
 #include "base/file.h"
@@ -73,18 +71,12 @@ class SpeedTests {
   // From a hand-over to the first token, after a suffix of 32: in a new context, or in one that has everything.
   Status FirstToken() {
     std::vector<std::string> ways = {kHandOverWay, kAttached, kWarm};
-    Status status;
-    for (const char* name : {kF16Way, kQ8Way, kQ4Way}) {
-      ways.push_back(name + std::string(kState));
-      if (status.ok()) status = WriteState(name);
+    for (const std::string cache : {kF16Way, kQ8Way, kQ4Way}) {
+      QKV_RETURN_IF_ERROR(WriteState(cache));
+      ways.push_back(cache + kState);
     }
-    if (status.ok()) {
-      status = Measure(kFirstTokenTest, context_.request().repeats, ways,
-                       [&](const std::string& name) { return FirstTokenOf(name); });
-    }
-    std::error_code ignored;  // a file that is not there
-    for (const char* name : {kF16Way, kQ8Way, kQ4Way}) std::filesystem::remove(StatePath(name), ignored);
-    return status;
+    return Measure(kFirstTokenTest, context_.request().repeats, ways,
+                   [&](const std::string& name) { return FirstTokenOf(name); });
   }
 
  private:
@@ -135,9 +127,7 @@ class SpeedTests {
     return session;
   }
 
-  std::string StatePath(const std::string& way) const {
-    return fmt::format("{}/bench-{}-{}.state", context_.request().folder, getpid(), way);
-  }
+  std::string StatePath(const std::string& way) const { return context_.RunPath(way + ".state"); }
 
   Status WriteState(const std::string& name) {
     QKV_ASSIGN_OR_RETURN(const SpeedWay* way, ways_.Find(name));

@@ -1,12 +1,10 @@
 #include "eval/speed_context.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <system_error>
 #include <utility>
 
 #include "base/file.h"
@@ -44,8 +42,7 @@ Result<std::unique_ptr<SpeedContext>> SpeedContext::Make(const Model& model, con
                                                          SpeedReport* report) {
   std::unique_ptr<SpeedContext> made(new SpeedContext(model, request));
   QKV_RETURN_IF_ERROR(made->MakeTokens());
-  std::error_code ignored;  // writing there says what is wrong
-  std::filesystem::create_directories(request.folder, ignored);
+  QKV_ASSIGN_OR_RETURN(made->run_, RunFolder::Make(request.folder));
   const std::string path = made->ExactPath();
   QKV_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
                        Session::Create(model, made->Options(CacheType::kF16, request.depth)));
@@ -58,11 +55,6 @@ Result<std::unique_ptr<SpeedContext>> SpeedContext::Make(const Model& model, con
   made->Step("packing");
   QKV_RETURN_IF_ERROR(made->Pack(*session, report));
   return made;
-}
-
-SpeedContext::~SpeedContext() {
-  std::error_code ignored;  // a file that is not there
-  std::filesystem::remove(card_path_, ignored);
 }
 
 void SpeedContext::Step(const std::string& name) const {
@@ -119,17 +111,16 @@ Status SpeedContext::Prefill(const std::string& path, Session* session) const {
 }
 
 Status SpeedContext::Pack(const Session& session, SpeedReport* report) {
-  card_path_ = fmt::format("{}/bench-{}.card", request_.folder, getpid());
   PackOptions options;
   options.code_bits = request_.bits;
   PackTimes times;
   Stopwatch watch;
   {
     QKV_ASSIGN_OR_RETURN(const PackedCard packed, PackSession(session, options, &times));
-    QKV_RETURN_IF_ERROR(packed.Write(card_path_));
+    QKV_RETURN_IF_ERROR(packed.Write(card_path()));
   }
   report->pack_us = watch.LapUs();
-  QKV_ASSIGN_OR_RETURN(Card card, Card::Open(card_path_));
+  QKV_ASSIGN_OR_RETURN(Card card, Card::Open(card_path()));
   report->depth = depth();
   report->card_bytes = card.file_bytes();
   report->code_bits = card.average_code_bits();

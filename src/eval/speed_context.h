@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "card/card.h"
+#include "eval/run_folder.h"
 #include "eval/speed.h"
 #include "qkvshare/status.h"
 #include "runtime/model.h"
@@ -22,7 +23,7 @@ class SpeedContext {
   // Prefills the context, or takes it from the request's folder, and packs it; fills in what the report says of both.
   static Result<std::unique_ptr<SpeedContext>> Make(const Model& model, const SpeedRequest& request,
                                                     SpeedReport* report);
-  ~SpeedContext();
+  ~SpeedContext() = default;
   SpeedContext(const SpeedContext&) = delete;
   SpeedContext& operator=(const SpeedContext&) = delete;
 
@@ -37,7 +38,9 @@ class SpeedContext {
   // The whole context in 16 bits, and packed as the request says.
   const Card& exact() const { return *exact_; }
   const std::shared_ptr<const Card>& card() const { return card_; }
-  const std::string& card_path() const { return card_path_; }
+  std::string card_path() const { return RunPath("context.card"); }
+  // Of a file that goes with this object, in the request's folder.
+  std::string RunPath(const std::string& name) const { return run_->path() + "/" + name; }
 
   // Of a session that holds `tokens` tokens and what follows them, with such a cache ...
   SessionOptions Options(CacheType type, size_t tokens) const;
@@ -56,8 +59,8 @@ class SpeedContext {
   const Model& model_;
   const SpeedRequest& request_;
   std::vector<int32_t> tokens_;
+  std::unique_ptr<RunFolder> run_;
   std::shared_ptr<const Card> exact_, card_;
-  std::string card_path_;
 };
 
 }  // namespace qkvshare
