@@ -35,7 +35,7 @@ class SpeedTest(CliTest):
             self.assertTrue(report[key], key)
         for depth in report["depths"]:
             tests = {test["test"]: test["ways"] for test in depth["tests"]}
-            self.assertEqual(set(tests["decode"]), {"fused", "F16", "Q8_0", "Q4_0", "no card"})
+            self.assertEqual(set(tests["decode"]), {"fused", "F16", "Q8_0", "Q4_0", "no card", "llama.cpp"})
             self.assertEqual(set(tests["decode, no card"]), {"no card", "llama.cpp"})
             self.assertEqual(set(tests["first token"]), {"hand-over", "attached", "warm F16", "F16 state", "Q8_0 state",
                                                          "Q4_0 state"})

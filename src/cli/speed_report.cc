@@ -36,15 +36,17 @@ void PrintTest(const SpeedTest& test) {
 void PrintAttention(const SpeedReport& report) {
   const SpeedTest* decode = report.Find(kDecodeTest);
   if (decode == nullptr) return;
-  const int64_t no_card = decode->Find(kNoCardWay)->median_us;
-  const int64_t fused = std::max<int64_t>(decode->Find(kFusedWay)->median_us - no_card, 0);
-  if (fused * 50 < no_card) {
+  const auto less = [&](const char* way, const char* without) {
+    return std::max<int64_t>(decode->Find(way)->median_us - decode->Find(without)->median_us, 0);
+  };
+  const int64_t fused = less(kFusedWay, kNoCardWay);
+  if (fused * 50 < decode->Find(kNoCardWay)->median_us) {
     fmt::print("  attention over the context: too short to tell\n");
     return;
   }
-  fmt::print("  attention over the context (decode, less \"{}\"): {} {}", kNoCardWay, kFusedWay, FormatUs(fused));
+  fmt::print("  attention over the context (decode, less that without it): {} {}", kFusedWay, FormatUs(fused));
   for (const char* way : {kF16Way, kQ8Way, kQ4Way}) {
-    const int64_t us = std::max<int64_t>(decode->Find(way)->median_us - no_card, 0);
+    const int64_t us = less(way, kLlamaWay);
     fmt::print(", {} {} ({:.1f}x)", way, FormatUs(us), static_cast<double>(us) / static_cast<double>(fused));
   }
   fmt::print("\n");

@@ -1,5 +1,6 @@
 #include "eval/speed.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -8,7 +9,6 @@
 #include <numeric>
 #include <utility>
 
-#include "base/file.h"
 #include "base/stopwatch.h"
 #include "eval/bandwidth.h"
 #include "eval/median.h"
@@ -26,8 +26,16 @@ constexpr size_t kNoCardTokens = 32;
 constexpr int kNoCardRepeats = 4;  // times as many
 // A turn of all ways can take minutes (a long suffix after a long context): then a few must do.
 constexpr int kLeastRuns = 3;
-// Ways of kFirstTokenTest beside kHandOverWay. A cache's way goes before kState.
+// Ways of kFirstTokenTest beside kHandOverWay. A cache's way goes before kState: llama.cpp's own file of it.
 constexpr const char *kAttached = "attached", *kWarm = "warm F16", *kState = " state";
+
+// So that the disk is not still at work while times are taken.
+void SyncFile(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return;
+  fsync(fd);
+  close(fd);
+}
 
 // us, first_us: of each run of this way and of the first one.
 Timing Summary(const std::string& way, const std::vector<int64_t>& us, const std::vector<int64_t>& first_us) {
@@ -114,35 +122,36 @@ class SpeedTests {
       QKV_RETURN_IF_ERROR(way->Prefill(context_.After(32)));
       return watch.LapUs();
     }
-    QKV_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
-                         name == kHandOverWay ? TakeCard() : RestoreState(name.substr(0, name.find(' '))));
-    QKV_RETURN_IF_ERROR(session->Prefill(context_.After(32), {}));
+    QKV_ASSIGN_OR_RETURN(const SpeedWay receiver,
+                         name == kHandOverWay ? TakeCard() : LoadState(name.substr(0, name.find(' '))));
+    QKV_RETURN_IF_ERROR(receiver.Prefill(context_.After(32)));
     return watch.LapUs();
   }
 
-  Result<std::unique_ptr<Session>> TakeCard() const {
+  Result<SpeedWay> TakeCard() const {
+    SpeedWay receiver{kHandOverWay, nullptr, nullptr, context_.depth()};
     QKV_ASSIGN_OR_RETURN(Card card, Card::Open(context_.card_path()));
-    QKV_ASSIGN_OR_RETURN(std::unique_ptr<Session> session, Session::Create(context_.model(), context_.FusedOptions()));
-    QKV_RETURN_IF_ERROR(SpeedContext::Attach(std::make_shared<const Card>(std::move(card)), session.get()));
-    return session;
+    QKV_ASSIGN_OR_RETURN(receiver.session, Session::Create(context_.model(), context_.FusedOptions()));
+    QKV_RETURN_IF_ERROR(SpeedContext::Attach(std::make_shared<const Card>(std::move(card)), receiver.session.get()));
+    return receiver;
   }
 
-  std::string StatePath(const std::string& way) const { return context_.RunPath(way + ".state"); }
+  std::string StatePath(const std::string& cache) const { return context_.RunPath(cache + ".state"); }
 
-  Status WriteState(const std::string& name) {
-    QKV_ASSIGN_OR_RETURN(const SpeedWay* way, ways_.Find(name));
+  Status WriteState(const std::string& cache) {
+    QKV_ASSIGN_OR_RETURN(const SpeedWay* way, ways_.Find(cache));
     QKV_RETURN_IF_ERROR(way->Restart());
-    QKV_ASSIGN_OR_RETURN(const std::vector<uint8_t> state, way->session->SaveState());
-    return WriteFileAtomic(StatePath(name), {ByteSpan(state)});
+    QKV_RETURN_IF_ERROR(way->plain->SaveFile(StatePath(cache), context_.tokens()));
+    SyncFile(StatePath(cache));
+    return {};
   }
 
-  Result<std::unique_ptr<Session>> RestoreState(const std::string& name) const {
-    QKV_ASSIGN_OR_RETURN(const std::string state, ReadText(StatePath(name), size_t{1} << 40));
-    QKV_ASSIGN_OR_RETURN(std::unique_ptr<Session> session,
-                         Session::Create(context_.model(), context_.Options(CacheTypeOf(name), context_.depth())));
-    const ByteSpan bytes(reinterpret_cast<const uint8_t*>(state.data()), state.size());
-    QKV_RETURN_IF_ERROR(session->RestoreState(bytes, context_.tokens()));
-    return session;
+  Result<SpeedWay> LoadState(const std::string& cache) const {
+    SpeedWay receiver{cache, nullptr, nullptr, context_.depth()};
+    const SessionOptions options = context_.Options(CacheTypeOf(cache), context_.depth());
+    QKV_ASSIGN_OR_RETURN(receiver.plain, PlainContext::Create(context_.model(), options));
+    QKV_RETURN_IF_ERROR(receiver.plain->LoadFile(StatePath(cache)).status());
+    return receiver;
   }
 
   const SpeedContext& context_;
@@ -193,8 +202,8 @@ Status RunTests(const SpeedContext& context, SpeedReport* report) {
   if (wanted("decode")) {
     context.Step("the machine's memory");
     report->machine_bandwidth = MeasureReadBandwidth(request.session.threads);
-    QKV_RETURN_IF_ERROR(
-        tests.Decode(kDecodeTest, kDecodeTokens, request.repeats, {kFusedWay, kF16Way, kQ8Way, kQ4Way, kNoCardWay}));
+    QKV_RETURN_IF_ERROR(tests.Decode(kDecodeTest, kDecodeTokens, request.repeats,
+                                     {kFusedWay, kF16Way, kQ8Way, kQ4Way, kNoCardWay, kLlamaWay}));
   }
   if (wanted("suffix")) {
     for (const size_t count : {size_t{32}, size_t{512}}) {

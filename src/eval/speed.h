@@ -16,8 +16,8 @@ namespace qkvshare {
 
 // Names in a report: of tests ...
 inline constexpr const char *kDecodeTest = "decode", *kFirstTokenTest = "first token";
-// ... and of ways: the card attached; the context in llama.cpp's own cache of this type; a session that cards could be
-// attached to, without the context; and llama.cpp alone (without our callbacks) without it.
+// ... and of ways: the card attached; llama.cpp alone (a context without our callbacks), with the context in its own
+// cache of this type; a session that cards could be attached to, without the context; and llama.cpp alone without it.
 inline constexpr const char *kFusedWay = "fused", *kF16Way = "F16", *kQ8Way = "Q8_0", *kQ4Way = "Q4_0",
                             *kNoCardWay = "no card", *kLlamaWay = "llama.cpp";
 // In kFirstTokenTest: a new session that the card is attached to.

@@ -36,7 +36,7 @@ class SpeedContext {
   void Step(const std::string& name) const;
 
   // The whole context in 16 bits, and packed as the request says.
-  const Card& exact() const { return *exact_; }
+  const std::shared_ptr<const Card>& exact() const { return exact_; }
   const std::shared_ptr<const Card>& card() const { return card_; }
   std::string card_path() const { return RunPath("context.card"); }
   // Of a file that goes with this object, in the request's folder.

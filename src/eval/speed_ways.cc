@@ -6,6 +6,25 @@
 #include "runtime/restore.h"
 
 namespace qkvshare {
+namespace {
+
+// llama.cpp alone, with the context in its own cache: what restoring the exact card gives a session.
+Result<std::unique_ptr<PlainContext>> MakePlain(const SpeedContext& context, CacheType type) {
+  const SessionOptions options = context.Options(type, context.depth());
+  std::vector<uint8_t> state;
+  {
+    // Knows how llama.cpp lays out a state.
+    QKV_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, Session::Create(context.model(), options));
+    const CardPart part{context.exact(), 0, context.exact()->tokens()};
+    QKV_RETURN_IF_ERROR(CheckRestore({&part, 1}, session->card_context()));
+    QKV_ASSIGN_OR_RETURN(state, BuildCardState({&part, 1}, session->card_context()));
+  }
+  QKV_ASSIGN_OR_RETURN(std::unique_ptr<PlainContext> plain, PlainContext::Create(context.model(), options));
+  QKV_RETURN_IF_ERROR(plain->SetState(state));
+  return plain;
+}
+
+}  // namespace
 
 CacheType CacheTypeOf(const std::string& way) {
   if (way == kQ8Way) return CacheType::kQ8_0;
@@ -26,19 +45,18 @@ Result<const SpeedWay*> SpeedWays::Renew(const std::string& name) {
 
 Result<SpeedWay> SpeedWays::Make(const std::string& name) const {
   SpeedWay way{name, nullptr, nullptr, name == kNoCardWay || name == kLlamaWay ? 0 : context_.depth()};
-  SessionOptions options =
-      name == kFusedWay ? context_.FusedOptions() : context_.Options(CacheTypeOf(name), /*tokens=*/way.depth);
-  if (name == kLlamaWay) {
-    QKV_ASSIGN_OR_RETURN(way.plain, PlainContext::Create(context_.model(), options));
-    return way;
-  }
-  options.fused = name == kFusedWay || name == kNoCardWay;
-  QKV_ASSIGN_OR_RETURN(way.session, Session::Create(context_.model(), options));
   if (name == kFusedWay) {
+    QKV_ASSIGN_OR_RETURN(way.session, Session::Create(context_.model(), context_.FusedOptions()));
     QKV_RETURN_IF_ERROR(SpeedContext::Attach(context_.card(), way.session.get()));
-  } else if (name != kNoCardWay) {
-    RestoreTimes times;
-    QKV_RETURN_IF_ERROR(RestoreCard(context_.exact(), way.depth, way.session.get(), &times));
+  } else if (name == kNoCardWay) {
+    SessionOptions options = context_.Options(CacheType::kF16, /*tokens=*/0);
+    options.fused = true;
+    QKV_ASSIGN_OR_RETURN(way.session, Session::Create(context_.model(), options));
+  } else if (name == kLlamaWay) {
+    const SessionOptions options = context_.Options(CacheType::kF16, /*tokens=*/0);
+    QKV_ASSIGN_OR_RETURN(way.plain, PlainContext::Create(context_.model(), options));
+  } else {
+    QKV_ASSIGN_OR_RETURN(way.plain, MakePlain(context_, CacheTypeOf(name)));
   }
   return way;
 }
