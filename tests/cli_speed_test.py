@@ -5,7 +5,7 @@ import json
 import shutil
 import subprocess
 
-from cli_support import DOCUMENT, MISSING, USAGE, CliTest, folder, main, path, setUpModule
+from cli_support import DOCUMENT, MISSING, USAGE, CliTest, folder, main, path, setUpModule, write_model
 
 
 class SpeedTest(CliTest):
@@ -48,6 +48,7 @@ class SpeedTest(CliTest):
             self.assertTrue(0 < attention["card_bytes_read"] < depth["card_bytes"])
             self.assertGreater(attention["machine_bytes_per_s"], 1e8)
             self.assertGreaterEqual(attention["bytes_per_s"], 0)
+            self.assertEqual(depth["left_out"], {})
             self.check_memory(depth)
         kept = sorted((folder / "cache" / "bench").glob("*"))
         self.assertEqual(len(kept), 4)  # a context and its prefill's time at each depth, and nothing else
@@ -85,6 +86,24 @@ class SpeedTest(CliTest):
         self.succeed("eval", "speed", "-m", path("a.gguf"), "-t", "1", "-f", path("long.txt"), "--depth", "80",
                      "--repeats", "1", "--tests", "no-card")
         self.assertEqual(list(left.parent.glob("run-*")), [])
+
+    def test_heads_of_no_quantized_cache(self):
+        write_model("wide", "key_dim=80")
+        flags = ["eval", "speed", "-m", path("wide.gguf"), "-t", "1", "-f", path("long.txt"), "--depth", "80",
+                 "--repeats", "1", "--tests", "decode"]
+        depth = self.report(*flags)["depths"][0]
+        self.assertEqual(set(depth["tests"][0]["ways"]), {"fused", "F16", "no card", "llama.cpp"})
+        self.assertEqual(set(depth["left_out"]), {"Q8_0", "Q4_0"})
+        text = self.succeed(*flags)
+        self.assertIn("without Q4_0: cache type q4_0 takes heads of a multiple of 32 values", text)
+
+    def test_flags_that_do_not_apply(self):
+        help_text = self.succeed("eval", "speed", "--help")
+        self.assertIn("--ubatch-size", help_text)
+        for flag, value in (("--ctx-size", "512"), ("--cache-type-k", "q8_0"), ("--cache-type-v", "q8_0"),
+                            ("--flash-attn", "off"), ("--gpu-layers", "1")):
+            self.assertNotIn(flag, help_text)
+            self.fail_with(USAGE, "eval", "speed", "-m", path("a.gguf"), "-f", path("long.txt"), flag, value, says=flag)
 
     def test_resume(self):
         flags = ["eval", "speed", "-m", path("a.gguf"), "-t", "1", "-f", path("long.txt"), "--tests", "no-card", "--resume"]

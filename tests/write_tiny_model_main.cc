@@ -1,5 +1,5 @@
 // write_tiny_model PATH [KEY=VALUE...]: tiny models for tests in other languages. Keys: architecture, seed, layers,
-// context, vocab, sliding_window, nan_logits.
+// context, vocab, key_dim, sliding_window, nan_logits.
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -21,6 +21,8 @@ int main(int argc, char** argv) {
       spec.layers = std::atoi(value.c_str());
     } else if (key == "context") {
       spec.context = std::atoi(value.c_str());
+    } else if (key == "key_dim") {
+      spec.key_dim = std::atoi(value.c_str());
     } else if (key == "sliding_window") {
       spec.sliding_window = std::atoi(value.c_str());
     } else if (key == "nan_logits") {

@@ -157,7 +157,7 @@ Command AddEvalSpeed(CLI::App* eval) {
       "Example:\n  qkvshare eval speed -m qwen2.5-coder-0.5b -f book.txt --depth 8192 -t 2\n"
       "The ways take turns; times are medians with their spread. Contexts are prefilled once and kept in the cache "
       "folder.");
-  flags->model.AddTo(app);
+  flags->model.AddModelTo(app);  // the ways have caches and contexts of their own
   app->add_option("-f,--file", flags->file, "Text of the context; repeated until it is long enough")->required();
   app->add_option("--depth", flags->depths, "Tokens of the context; several, one after the other")
       ->delimiter(',')

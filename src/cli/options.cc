@@ -91,12 +91,8 @@ CLI::Validator Count(uint64_t low, uint64_t high) {
   return {check, ""};
 }
 
-void ModelFlags::AddTo(CLI::App* app) {
+void ModelFlags::AddModelTo(CLI::App* app) {
   app->add_option("-m,--model", model, "GGUF file, or a name from `qkvshare models list`")->capture_default_str();
-  app->add_option("--gpu-layers,--n-gpu-layers", gpu_layers, "Layers on a GPU, as llama.cpp's -ngl")
-      ->capture_default_str();
-  app->add_option("-c,--ctx-size", session.context, "Context in tokens (0: as much as needed, up to the model's)")
-      ->capture_default_str();
   app->add_option("-t,--threads", session.threads, "Threads (0: one a core)")
       ->check(CLI::Range(0, 512))
       ->capture_default_str();
@@ -108,6 +104,14 @@ void ModelFlags::AddTo(CLI::App* app) {
       ->capture_default_str();
   app->add_option("--rope-freq-scale", session.rope_freq_scale, "RoPE frequency scale (0: from the model)")
       ->check(Finite(0, 1e6))
+      ->capture_default_str();
+}
+
+void ModelFlags::AddTo(CLI::App* app) {
+  AddModelTo(app);
+  app->add_option("--gpu-layers,--n-gpu-layers", gpu_layers, "Layers on a GPU, as llama.cpp's -ngl")
+      ->capture_default_str();
+  app->add_option("-c,--ctx-size", session.context, "Context in tokens (0: as much as needed, up to the model's)")
       ->capture_default_str();
   AddCacheType(app, "--cache-type-k", "Type of K in the context's cache, as llama.cpp's -ctk", &session.cache_type_k);
   AddCacheType(app, "--cache-type-v", "The same of V, as llama.cpp's -ctv", &session.cache_type_v);

@@ -27,12 +27,15 @@ CLI::Validator Finite(double low, double high);
 // A whole number in [low, high], in decimal digits.
 CLI::Validator Count(uint64_t low, uint64_t high = UINT64_MAX);
 
-// -m, -ngl, -c, -t, -ub, --rope-freq-base, --rope-freq-scale, -ctk, -ctv, -fa.
+// Of the model and of contexts of it.
 struct ModelFlags {
   std::string model = "smollm2-135m";
   int gpu_layers = 0;
   SessionOptions session;
 
+  // -m, -t, -ub, --rope-freq-base, --rope-freq-scale.
+  void AddModelTo(CLI::App* app);
+  // These, and -ngl, -c, -ctk, -ctv, -fa.
   void AddTo(CLI::App* app);
   // Shows progress while it loads. Flags that contradict each other are refused before.
   Result<std::unique_ptr<Model>> Load() const;

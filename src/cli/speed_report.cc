@@ -46,6 +46,7 @@ void PrintAttention(const SpeedReport& report) {
   }
   fmt::print("  attention over the context (decode, less that without it): {} {}", kFusedWay, FormatUs(fused));
   for (const char* way : {kF16Way, kQ8Way, kQ4Way}) {
+    if (decode->Find(way) == nullptr) continue;  // left out
     const int64_t us = less(way, kLlamaWay);
     fmt::print(", {} {} ({:.1f}x)", way, FormatUs(us), static_cast<double>(us) / static_cast<double>(fused));
   }
@@ -90,10 +91,10 @@ void PrintMemory(const ReceiverMemory& memory) {
 }  // namespace
 
 nlohmann::json SpeedJson(const SpeedReport& report) {
-  nlohmann::json json = {{"depth", report.depth},           {"card_bytes", report.card_bytes},
-                         {"code_bits", report.code_bits},   {"total_bits", report.total_bits},
-                         {"pack_us", report.pack_us},       {"prefill_us", report.prefill_us},
-                         {"tests", nlohmann::json::array()}};
+  nlohmann::json json = {{"depth", report.depth},         {"card_bytes", report.card_bytes},
+                         {"code_bits", report.code_bits}, {"total_bits", report.total_bits},
+                         {"pack_us", report.pack_us},     {"prefill_us", report.prefill_us},
+                         {"left_out", report.left_out},   {"tests", nlohmann::json::array()}};
   for (const SpeedTest& test : report.tests) json["tests"].push_back(TestJson(test));
   if (report.Find(kDecodeTest) != nullptr) {
     json["attention"] = {{"card_bytes_read", report.attended_bytes},
@@ -115,6 +116,7 @@ void PrintSpeed(const SpeedReport& report) {
   fmt::print("  {:<18}  {:>4}  {:<10}  {:>9}  {:>9}  {:>9}  {:>6}\n", "test", "runs", "way", "median", "least", "most",
              "ratio");
   for (const SpeedTest& test : report.tests) PrintTest(test);
+  for (const auto& [way, why] : report.left_out) fmt::print("  without {}: {}\n", way, why);
   PrintPrefill(report);
   PrintAttention(report);
   if (report.memory) PrintMemory(*report.memory);

@@ -54,7 +54,7 @@ class SpeedTests {
   // Microseconds to decode tokens one by one after the context, a token. renew: each run in a new context.
   Status Decode(const std::string& test, size_t tokens, int repeats, const std::vector<std::string>& ways,
                 bool renew = false) {
-    return Measure(test, repeats, ways, [&](const std::string& name) -> Result<int64_t> {
+    return Measure(test, repeats, Possible(ways), [&](const std::string& name) -> Result<int64_t> {
       QKV_ASSIGN_OR_RETURN(const SpeedWay* way, renew ? ways_.Renew(name) : ways_.Find(name));
       QKV_RETURN_IF_ERROR(way->Restart());
       QKV_RETURN_IF_ERROR(way->Prefill(context_.After(1)));
@@ -79,7 +79,7 @@ class SpeedTests {
   // From a hand-over to the first token, after a suffix of 32: in a new context, or in one that has everything.
   Status FirstToken() {
     std::vector<std::string> ways = {kHandOverWay, kAttached, kWarm};
-    for (const std::string cache : {kF16Way, kQ8Way, kQ4Way}) {
+    for (const std::string& cache : Possible({kF16Way, kQ8Way, kQ4Way})) {
       QKV_RETURN_IF_ERROR(WriteState(cache));
       ways.push_back(cache + kState);
     }
@@ -88,6 +88,12 @@ class SpeedTests {
   }
 
  private:
+  // Those of the ways that llama.cpp has for this model.
+  std::vector<std::string> Possible(std::vector<std::string> ways) const {
+    std::erase_if(ways, [&](const std::string& way) { return report_->left_out.contains(way); });
+    return ways;
+  }
+
   // Runs `run` of each way in turn, every other time in reverse, since what comes first may find another machine than
   // what comes next; it returns the time that counts. The first turn warms up.
   template <typename Run>
@@ -193,6 +199,13 @@ Status CheckTests(const std::vector<std::string>& tests) {
   return {};
 }
 
+void FindLeftOut(const SpeedContext& context, SpeedReport* report) {
+  for (const char* way : {kQ8Way, kQ4Way}) {
+    const Status status = CheckCacheTypes(context.model(), context.Options(CacheTypeOf(way), context.depth()));
+    if (!status.ok()) report->left_out[way] = status.message();
+  }
+}
+
 Status RunTests(const SpeedContext& context, SpeedReport* report) {
   const SpeedRequest& request = context.request();
   const auto wanted = [&](const char* test) {
@@ -227,6 +240,7 @@ Result<SpeedReport> MeasureSpeed(const Model& model, const SpeedRequest& request
   QKV_RETURN_IF_ERROR(CheckTests(request.tests));
   SpeedReport report;
   QKV_ASSIGN_OR_RETURN(const std::unique_ptr<SpeedContext> context, SpeedContext::Make(model, request, &report));
+  FindLeftOut(*context, &report);
   QKV_RETURN_IF_ERROR(RunTests(*context, &report));  // its sessions are gone before memory is measured
   if (std::find(request.tests.begin(), request.tests.end(), "memory") != request.tests.end()) {
     QKV_ASSIGN_OR_RETURN(report.memory, MeasureMemory(*context));

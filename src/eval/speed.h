@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -52,11 +53,12 @@ struct SpeedReport {
   size_t depth = 0;  // tokens of the context
   size_t card_bytes = 0;
   double code_bits = 0, total_bits = 0;
-  int64_t pack_us = 0;                   // statistics, allocation, quantizing, writing
-  int64_t prefill_us = 0;                // of the context; 0: it was in the cache folder
-  std::optional<ReceiverMemory> memory;  // nullopt: not asked for
-  size_t attended_bytes = 0;             // of the card, codes and scales, that attention reads for a token
-  double machine_bandwidth = 0;          // bytes a second (MeasureReadBandwidth), with the request's threads
+  int64_t pack_us = 0;                          // statistics, allocation, quantizing, writing
+  int64_t prefill_us = 0;                       // of the context; 0: it was in the cache folder
+  std::optional<ReceiverMemory> memory;         // nullopt: not asked for
+  size_t attended_bytes = 0;                    // of the card, codes and scales, that attention reads for a token
+  double machine_bandwidth = 0;                 // bytes a second (MeasureReadBandwidth), with the request's threads
+  std::map<std::string, std::string> left_out;  // ways that llama.cpp does not have for this model, and why
   std::vector<SpeedTest> tests;
 
   const SpeedTest* Find(const std::string& test) const;

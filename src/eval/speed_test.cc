@@ -76,5 +76,23 @@ TEST_F(MeasureSpeedTest, WarmsUpBeforeLongTestsToo) {
   EXPECT_EQ(steps, (std::vector<std::string>{"suffix 32 0/4", "suffix 32 1/4", "suffix 32 2/4", "suffix 32 3/4"}));
 }
 
+TEST_F(MeasureSpeedTest, LeavesOutCachesThatLlamaDoesNotHaveForTheModel) {
+  TinyModelSpec spec;
+  spec.key_dim = 80;
+  const auto model = LoadTiny(spec);
+  const SpeedReport report = Take(MeasureSpeed(*model, Request({"decode", "first-token"})));
+  const auto names = [&](const char* test) {
+    std::vector<std::string> ways;
+    for (const Timing& timing : report.Find(test)->ways) ways.push_back(timing.way);
+    return ways;
+  };
+  EXPECT_EQ(names(kDecodeTest), (std::vector<std::string>{kFusedWay, kF16Way, kNoCardWay, kLlamaWay}));
+  EXPECT_EQ(names(kFirstTokenTest), (std::vector<std::string>{kHandOverWay, "attached", "warm F16", "F16 state"}));
+  ASSERT_EQ(report.left_out.size(), 2u);
+  for (const char* way : {kQ8Way, kQ4Way})
+    EXPECT_NE(report.left_out.at(way).find("the model's have 80"), std::string::npos);
+  EXPECT_TRUE(Take(MeasureSpeed(*LoadTiny({}, "other.gguf"), Request({}))).left_out.empty());
+}
+
 }  // namespace
 }  // namespace qkvshare
