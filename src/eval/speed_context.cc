@@ -88,10 +88,13 @@ Status SpeedContext::MakeTokens() {
   return {};
 }
 
-// Named by the tokens and all that the time of their prefill depends on, but for the machine.
+// Named by the tokens and all that their rows and the time of their prefill depend on, but for the machine.
 std::string SpeedContext::ExactPath() const {
-  const std::string how = fmt::format("{} {} {}", LlamaVersion(), LlamaSystemInfo(), request_.session.threads);
-  std::string text(reinterpret_cast<const char*>(tokens().data()), tokens().size_bytes());
+  const SessionOptions options = Options(CacheType::kF16, depth());
+  const std::string how = fmt::format("{} {} -c {} -ub {} -t {} -fa {} {} {}", LlamaVersion(), LlamaSystemInfo(),
+                                      options.context, options.batch, options.threads, options.flash_attention,
+                                      options.rope_freq_base, options.rope_freq_scale);
+  const std::string text(reinterpret_cast<const char*>(tokens().data()), tokens().size_bytes());
   return fmt::format("{}/{}-{}-{}.card", request_.folder, ToHex(model_.fingerprint()).substr(0, 12), depth(),
                      ToHex(Blake2b(BytesOf(text + how))).substr(0, 12));
 }

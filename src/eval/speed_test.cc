@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -34,6 +36,13 @@ class MeasureSpeedTest : public SessionTest {
     request.folder = Path("bench");
     request.session = SmallOptions();
     return request;
+  }
+
+  // Prefilled contexts that are kept.
+  size_t Kept() const {
+    const std::filesystem::directory_iterator files(Path("bench"));
+    return static_cast<size_t>(
+        std::count_if(begin(files), end(files), [](const auto& file) { return file.path().extension() == ".card"; }));
   }
 };
 
@@ -92,6 +101,33 @@ TEST_F(MeasureSpeedTest, LeavesOutCachesThatLlamaDoesNotHaveForTheModel) {
   for (const char* way : {kQ8Way, kQ4Way})
     EXPECT_NE(report.left_out.at(way).find("the model's have 80"), std::string::npos);
   EXPECT_TRUE(Take(MeasureSpeed(*LoadTiny({}, "other.gguf"), Request({}))).left_out.empty());
+}
+
+// What is kept for one run must not serve another whose rows or times differ.
+TEST_F(MeasureSpeedTest, KeepsAContextForEachOfTheSettingsThatItDependsOn) {
+  const auto model = LoadTiny({});
+  SpeedRequest request = Request({});
+  const auto kept_after = [&] {
+    Take(MeasureSpeed(*model, request));
+    return Kept();
+  };
+  EXPECT_EQ(kept_after(), 1u);
+  EXPECT_EQ(kept_after(), 1u);
+  request.session.batch = 32;
+  EXPECT_EQ(kept_after(), 2u);
+  request.session.rope_freq_base = 20000;
+  EXPECT_EQ(kept_after(), 3u);
+  request.session.rope_freq_scale = 0.5F;
+  EXPECT_EQ(kept_after(), 4u);
+  request.session.threads = 2;
+  EXPECT_EQ(kept_after(), 5u);
+  request.text += " And clear.";
+  EXPECT_EQ(kept_after(), 6u);
+  request.depth = 81;
+  EXPECT_EQ(kept_after(), 7u);
+  request.session.flash_attention = false;
+  EXPECT_EQ(kept_after(), 8u);
+  EXPECT_EQ(kept_after(), 8u);
 }
 
 }  // namespace
