@@ -117,6 +117,12 @@ class SpeedTest(CliTest):
         self.assertEqual([depth["depth"] for depth in both["depths"]], [80, 200])
         self.assertEqual(both["depths"][0], once["depths"][0])
         self.fail_with(USAGE, *flags, "--repeats", "2", "-o", target, says=("resumed.json", '"repeats" differs'))
+        once_more = [*flags, "--repeats", "1", "--depth", "80,200", "-o", target]
+        for flag, value, key in (("--rope-freq-base", "20000", "rope_freq_base"),
+                                 ("--rope-freq-scale", "0.5", "rope_freq_scale"), ("--ubatch-size", "64", "ubatch")):
+            self.fail_with(USAGE, *once_more, flag, value, says=f'"{key}" differs')
+        (folder / "long.txt").write_text(DOCUMENT * 2 + "!", encoding="utf-8")
+        self.fail_with(USAGE, *once_more, says='"text_digest" differs')
         self.assertEqual(json.loads(target.read_text()), both)
         target.write_text("[]")
         self.fail_with(USAGE, *flags, "-o", target, says="no report of eval speed")

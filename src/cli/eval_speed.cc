@@ -16,6 +16,7 @@
 
 #include "attend/attend_kernels.h"
 #include "base/file.h"
+#include "base/hash.h"
 #include "cli/eval.h"
 #include "cli/options.h"
 #include "cli/speed_report.h"
@@ -53,14 +54,22 @@ std::string Now() {
   return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(now));
 }
 
+std::string DigestOf(const std::vector<int32_t>& tokens) {
+  return ToHex(Blake2b({reinterpret_cast<const uint8_t*>(tokens.data()), tokens.size() * sizeof(int32_t)}));
+}
+
 // What the times depend on. Both sides' instruction sets: our kernels' name, and what llama.cpp was built for.
-Result<nlohmann::json> Header(const SpeedFlags& flags, const Model& model) {
+Result<nlohmann::json> Header(const SpeedFlags& flags, const Model& model, const std::string& text) {
   QKV_ASSIGN_OR_RETURN(const AttendKernels* kernels, SelectAttendKernels());
   const unsigned cores = std::thread::hardware_concurrency();
   const int threads = flags.model.session.threads;
   return nlohmann::json{{"date", Now()},
                         {"machine", {{"cpu", CpuName()}, {"cores", cores}}},
                         {"model", model.name()},
+                        {"model_fingerprint", ToHex(model.fingerprint())},
+                        {"rope_freq_base", flags.model.session.rope_freq_base},
+                        {"rope_freq_scale", flags.model.session.rope_freq_scale},
+                        {"text_digest", DigestOf(model.Tokenize(text, /*add_special=*/true))},
                         {"bits", flags.bits},
                         {"threads", threads > 0 ? threads : static_cast<int>(cores)},
                         {"ubatch", flags.model.session.batch},
@@ -119,7 +128,7 @@ Status RunSpeed(const SpeedFlags& flags) {
   request.tests = flags.tests;
   request.folder = CacheFolder() + "/bench";
   request.session = flags.model.session;
-  QKV_ASSIGN_OR_RETURN(nlohmann::json object, Header(flags, *model));
+  QKV_ASSIGN_OR_RETURN(nlohmann::json object, Header(flags, *model, request.text));
   nlohmann::json depths = nlohmann::json::array();
   if (flags.resume) {
     QKV_ASSIGN_OR_RETURN(depths, DepthsBefore(flags.output, object));
