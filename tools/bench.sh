@@ -3,8 +3,8 @@
 #   kernels: the benchmarks of bench/; BENCH_ARGS goes to each, for example BENCH_ARGS=--benchmark_filter=Decode
 #   speed:   receivers of cards against llama.cpp's own caches (qkvshare eval speed), into docs/results/; hours.
 #            SPEED_ARGS goes to each, for example SPEED_ARGS='--tests decode,no-card'
-#   avx2:    the same with both sides built for AVX2 (builds them first), at small depths
-#   quick:   as speed at a small depth, into build/; minutes
+#   avx2:    the same with both sides built for AVX2 (builds them first), at 1K and 8K
+#   quick:   as speed at 1K, into build/; minutes
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -45,9 +45,9 @@ case $1 in
   speed)
     speed qwen2.5-coder-0.5b 1024,8192 5 docs/results/speed-qwen2.5-coder-0.5b.json
     speed qwen2.5-coder-1.5b 1024,8192 5 docs/results/speed-qwen2.5-coder-1.5b.json
-    # A suffix after so much takes llama.cpp minutes.
-    SPEED_ARGS="--tests decode,first-token,memory ${SPEED_ARGS:-}" \
-      speed qwen2.5-coder-0.5b 32768 5 docs/results/speed-qwen2.5-coder-0.5b-32k.json
+    # A suffix after so much takes llama.cpp minutes: only where it is asked for.
+    [[ ${SPEED_ARGS:-} == *--tests* ]] || SPEED_ARGS+=" --tests decode,first-token,memory"
+    speed qwen2.5-coder-0.5b 32768 5 docs/results/speed-qwen2.5-coder-0.5b-32k.json
     ;;
   *)
     sed -n '2s/^# Measures.*Usage/usage/p' "$0" >&2
