@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/bytes.h"
@@ -27,13 +28,17 @@ struct CardContent {
   uint32_t first_token = 0;
   uint32_t protected_tokens = 0;  // last tokens that the plan keeps exact
   ProfileSource profile;          // where the key profiles come from
-  std::vector<Anchor> anchors;    // ascending by token
-  std::vector<uint32_t> windows;  // [layers]: tokens that a query of the layer sees, 0 for all; empty: all 0
+  std::vector<Anchor> anchors;          // ascending by token
+  std::vector<uint32_t> windows;        // [layers]: tokens that a query of the layer sees, 0 for all; empty: all 0
 };
 
 // A finished card in memory.
 class PackedCard {
  public:
+  // As card_assembly.h makes them.
+  PackedCard(std::vector<uint8_t> head, std::vector<std::vector<uint8_t>> sections)
+      : head_(std::move(head)), sections_(std::move(sections)) {}
+
   size_t file_bytes() const;
   // The whole file in one piece.
   std::vector<uint8_t> Bytes() const;
@@ -41,8 +46,6 @@ class PackedCard {
   Status Write(const std::string& path) const;
 
  private:
-  friend Result<PackedCard> PackCard(const KvView& kv, const BitPlan& plan, const KeyProfiles& profiles,
-                                     const CardContent& content, int threads);
   std::vector<ByteSpan> Pieces() const;
 
   std::vector<uint8_t> head_;  // header and section table
