@@ -299,7 +299,9 @@ TEST_F(LlamaApiTest, TokensOfASequenceBecomeACard) {
   context->Empty();
   Take(context->attention.Inject(0, card, QKV_INJECT_FUSED));
   EXPECT_TRUE(context->Decode(suffix_).ok());
-  const qkv::Card delta = Take(qkv::Card::FromBytes(Take(context->attention.PackMemory(0, suffix_))));
+  qkv::PackOptions options;
+  options.bits = 8;
+  const qkv::Card delta = Take(qkv::Card::FromBytes(Take(context->attention.PackMemory(0, suffix_, options))));
   EXPECT_EQ(delta.positions().front(), 60);
   const std::vector<float> expected = context->LogitsAfter({9});
   const qkv::PlacedCard alone[] = {{&delta}};

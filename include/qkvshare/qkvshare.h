@@ -263,7 +263,9 @@ typedef struct qkv_pack_options {
   /* The conversation that the tokens are of, so that the card names its turns; may be NULL. */
   const qkv_message* messages;
   size_t message_count;
-  const char* profile; /* path of a static profile (`qkvshare calibrate`), or NULL: measured on the tokens */
+  /* Path of a static profile (`qkvshare calibrate`), or NULL: measured on the tokens. A delta card has the profile of the
+   * card that it continues, and takes no other. */
+  const char* profile;
   /* What follows is as the flags of `qkvshare pack`. What the policy would pass over is refused, but for readers: every
    * policy keeps them in the card, for later agents. */
   const char* levels;        /* that the policy may choose, as "K4V2,K4V4,exact"; NULL: all */

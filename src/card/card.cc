@@ -79,6 +79,16 @@ ChannelProfile Card::key_profile(size_t layer, size_t kv_head) const {
   return profile;
 }
 
+KeyProfiles Card::key_profiles() const {
+  KeyProfiles profiles;
+  if (profile_.kind == ProfileKind::kNone) return profiles;
+  for (size_t layer = 0; layer < layers(); ++layer) {
+    std::vector<ChannelProfile>& heads = profiles.emplace_back();
+    for (size_t head = 0; head < shapes_[layer].kv_heads; ++head) heads.push_back(key_profile(layer, head));
+  }
+  return profiles;
+}
+
 Status Card::Unpack(const Kernels& kernels, size_t layer, Side side, size_t tokens, Half* out) const {
   const LayerShape& shape = shapes_[layer];
   const BlockLayout where = layout(layer, side);

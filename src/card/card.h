@@ -15,6 +15,7 @@
 #include "quant/anchor.h"
 #include "quant/bit_plan.h"
 #include "quant/block.h"
+#include "quant/channel_profile.h"
 #include "quant/kv_view.h"
 
 namespace qkvshare {
@@ -70,6 +71,8 @@ class Card {
   // The block of one KV head: layout(layer, side).bytes, aligned to 64 bytes within the card.
   ByteSpan block(size_t layer, Side side, size_t kv_head) const;
   ChannelProfile key_profile(size_t layer, size_t kv_head) const;
+  // All of them; empty where the card has none.
+  KeyProfiles key_profiles() const;
 
   // Dequantizes the tokens below `tokens` of one layer and side: out [tokens, kv_heads * dim] FP16.
   Status Unpack(const Kernels& kernels, size_t layer, Side side, size_t tokens, Half* out) const;

@@ -60,6 +60,9 @@ Status CheckContext(const CardParts& card) {
   if (content.protected_tokens > card.tokens) return invalid("more protected tokens than tokens");
   const bool is_static = !card.profiles.empty() && content.profile.kind == ProfileKind::kStatic;
   if (is_static != (content.profile.id != Digest{})) return invalid("a static profile, and no other, has an id");
+  if (!has_parent && content.profile.kind == ProfileKind::kInherited) {
+    return invalid("a profile is inherited from a parent, but there is none");
+  }
   if (!content.windows.empty() && content.windows.size() != card.shapes.size()) {
     return invalid(fmt::format("windows of {} layers, but {} layers", content.windows.size(), card.shapes.size()));
   }
@@ -120,7 +123,7 @@ Buffer GeometryBytes(const CardParts& card) {
   geometry.levels = static_cast<uint32_t>(card.plan.levels.size());
   geometry.position_offset = content.positions.front();
   geometry.tile_tokens = kTileTokens;
-  geometry.exact_tokens = static_cast<uint32_t>(std::min(kSinkTokens, card.tokens));
+  geometry.exact_tokens = static_cast<uint32_t>(std::min<size_t>(content.exact_tokens, card.tokens));
   geometry.hop = content.hop;
   geometry.key_codec = kRowCodec;
   geometry.value_codec = kRowCodec;

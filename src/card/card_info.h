@@ -46,9 +46,10 @@ struct CardInfo {
 
 // Where the channel means and scales come from. Stored value.
 enum class ProfileKind : uint32_t {
-  kNone = 0,      // there are none
-  kMeasured = 1,  // measured on the card's own tokens
-  kStatic = 2,    // a static profile of the model, which has an id
+  kNone = 0,       // there are none
+  kMeasured = 1,   // measured on the card's own tokens
+  kStatic = 2,     // a static profile of the model, which has an id
+  kInherited = 3,  // those of the parent, the very same
 };
 struct ProfileSource {
   ProfileKind kind = ProfileKind::kMeasured;

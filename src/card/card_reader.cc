@@ -178,8 +178,11 @@ class CardReader {
     }
     if (geometry_.protected_tokens > geometry_.tokens) return Corrupt(37, "more protected tokens than tokens");
     const bool is_static = geometry_.profile_kind == static_cast<uint32_t>(ProfileKind::kStatic);
-    if (geometry_.profile_kind > static_cast<uint32_t>(ProfileKind::kStatic)) {
+    if (geometry_.profile_kind > static_cast<uint32_t>(ProfileKind::kInherited)) {
       return Corrupt(38, fmt::format("profile kind {}", geometry_.profile_kind));
+    }
+    if (!has_parent && geometry_.profile_kind == static_cast<uint32_t>(ProfileKind::kInherited)) {
+      return Corrupt(38, "an inherited profile, but no parent");
     }
     if (is_static != (geometry_.profile != Digest{})) return Corrupt(38, "a static profile, and no other, has an id");
     return {};

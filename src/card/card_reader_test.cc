@@ -232,7 +232,16 @@ std::vector<std::pair<int, Break>> SectionCases() {
       {36, geometry(offsetof(Geometry, first_token), kMaxContextTokens)},
       {37, geometry(offsetof(Geometry, protected_tokens), uint32_t{10})},
       {38, geometry(offsetof(Geometry, profile_kind), uint32_t{1})},
-      {38, geometry(offsetof(Geometry, profile_kind), uint32_t{3})},
+      {38, geometry(offsetof(Geometry, profile_kind), uint32_t{3})},  // with an id
+      {38, geometry(offsetof(Geometry, profile_kind), uint32_t{4})},
+      {38,
+       [](Parts* parts) {
+         std::vector<uint8_t>& section = parts->section(SectionType::kGeometry);
+         Patch(&section, offsetof(Geometry, profile_kind), uint32_t{3});
+         Patch(&section, offsetof(Geometry, profile), Digest{});
+         Patch(&section, offsetof(Geometry, parent), Digest{});
+         Patch(&section, offsetof(Geometry, first_token), uint32_t{0});
+       }},
       {38, geometry(offsetof(Geometry, profile), Digest{})},
       {30, Resize(SectionType::kLayers, -1)},
       {31, layer(0, offsetof(LayerEntry, kv_heads), uint32_t{0})},

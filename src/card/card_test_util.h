@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "card/card.h"
 #include "card/card_writer.h"
 #include "card/format.h"
 
@@ -61,6 +62,7 @@ inline CardContent RichContent(size_t tokens) {
   content.hop = 2;
   content.parent.fill(0x33);
   content.first_token = 100;
+  content.exact_tokens = 0;
   content.protected_tokens = 1;
   content.profile.kind = ProfileKind::kStatic;
   content.profile.id.fill(0x44);
@@ -69,6 +71,19 @@ inline CardContent RichContent(size_t tokens) {
   content.info.segments[0].readers = {{"agent-b", 1}, {"agent-c", 2}};
   content.info.features = {"attention", "prior"};
   content.info.cache_type = "f16";
+  return content;
+}
+
+// Of a card that continues the parent from token `first` of its context on, with its profile.
+inline CardContent DeltaContent(const Card& parent, uint32_t first, size_t tokens) {
+  CardContent content = Content(tokens);
+  content.hop = parent.hop() + 1;
+  content.parent = parent.content_id();
+  content.first_token = first;
+  content.exact_tokens = 0;
+  content.profile.kind = ProfileKind::kInherited;
+  const int32_t start = parent.positions()[first - parent.first_token() - 1] + 1;
+  for (size_t i = 0; i < tokens; ++i) content.positions[i] = start + static_cast<int32_t>(i);
   return content;
 }
 

@@ -26,8 +26,9 @@ struct CardContent {
   // A delta card: the content id of the card that it continues, and how many tokens of the context come before.
   Digest parent{};
   uint32_t first_token = 0;
-  uint32_t protected_tokens = 0;  // last tokens that the plan keeps exact
-  ProfileSource profile;          // where the key profiles come from
+  uint32_t exact_tokens = kSinkTokens;  // first tokens that were left out of the profile, as far as there are so many
+  uint32_t protected_tokens = 0;        // last tokens that the plan keeps exact
+  ProfileSource profile;                // where the key profiles come from
   std::vector<Anchor> anchors;          // ascending by token
   std::vector<uint32_t> windows;        // [layers]: tokens that a query of the layer sees, 0 for all; empty: all 0
 };

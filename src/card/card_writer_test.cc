@@ -104,6 +104,11 @@ TEST_F(PackCardTest, RefusesContextsThatDoNotHoldTogether) {
   refused("protected tokens", [](CardContent* c) { c->protected_tokens = 21; });
   refused("a static profile", [](CardContent* c) { c->profile.id = {}; });
   refused("a static profile", [](CardContent* c) { c->profile.kind = ProfileKind::kMeasured; });
+  refused("inherited from a parent", [](CardContent* c) {
+    c->profile = {ProfileKind::kInherited, {}};
+    c->parent = {};
+    c->first_token = 0;
+  });
   refused("windows of 1 layers", [](CardContent* c) { c->windows = {5}; });
   refused("a window of 4294967295", [](CardContent* c) { c->windows[1] = UINT32_MAX; });
   refused("4097 anchors", [](CardContent* c) { c->anchors.resize(4097); });

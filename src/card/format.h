@@ -12,7 +12,7 @@ namespace qkvshare::card_format {
 
 inline constexpr std::array<char, 8> kMagic = {'Q', 'K', 'V', 'C', 'A', 'R', 'D', '\n'};
 inline constexpr uint32_t kVersion = 0;
-inline constexpr uint32_t kDraft = 2;  // of version 0; drafts do not read each other
+inline constexpr uint32_t kDraft = 3;  // of version 0; drafts do not read each other
 inline constexpr size_t kSectionAlignment = 64;
 
 // Limits that a reader checks before it trusts a count.
@@ -76,7 +76,7 @@ struct Geometry {
   uint32_t levels;
   int32_t position_offset;
   uint32_t tile_tokens;   // 16
-  uint32_t exact_tokens;  // first tokens that are left out of the profile
+  uint32_t exact_tokens;  // first tokens that are left out of the profile: attention sinks
   uint32_t hop;           // 0 for the first sender
   uint8_t key_codec;      // kRowCodec
   uint8_t value_codec;    // kRowCodec

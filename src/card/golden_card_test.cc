@@ -54,6 +54,11 @@ std::vector<uint8_t> Make(const std::string& name) {
     plan.layers = {{1, 0}, {0, -1}};
     return PackGolden(GoldenKv(19, {{1, 16, 16}, {2, 8, 8}}), plan, card_test::RichContent(19));
   }
+  if (name == "inherited") {
+    CardContent content = card_test::RichContent(20);
+    content.profile = {ProfileKind::kInherited, {}};
+    return PackGolden(GoldenKv(20, {{2, 16, 24}, {1, 8, 8}}), UniformPlan(20, {4, 2}, 0), content);
+  }
   if (name == "exact") {
     return PackGolden(GoldenKv(9, {{1, 8, 8}}), UniformPlan(9, kExactLevel, 0), card_test::Content(9));
   }
@@ -65,6 +70,9 @@ std::string Describe(const Card& card) {
   std::string text = fmt::format("content id {}\ntokens {}, first {}, positions {} to {}\ncode bits {:.6f}\n",
                                  ToHex(card.content_id()), card.tokens(), card.first_token(), card.positions().front(),
                                  card.positions().back(), card.average_code_bits());
+  const ProfileSource& profile = card.profile();
+  text += fmt::format("profile kind {}, id {}, {} exact\n", static_cast<uint32_t>(profile.kind), ToHex(profile.id),
+                      card.exact_tokens());
   text += fmt::format("info {}\n", CardInfoToJson(card.info()));
   for (size_t layer = 0; layer < card.layers(); ++layer) {
     for (const Side side : {Side::kKeys, Side::kValues}) {
@@ -111,7 +119,7 @@ TEST_P(GoldenCardTest, ReadsAsWritten) {
   ExpectSameBytes(*MappedFile::Open(path_ + ".card"), packed);
 }
 
-INSTANTIATE_TEST_SUITE_P(Cards, GoldenCardTest, testing::Values("every_level", "delta", "exact", "short"),
+INSTANTIATE_TEST_SUITE_P(Cards, GoldenCardTest, testing::Values("every_level", "delta", "inherited", "exact", "short"),
                          [](const auto& card) { return std::string(card.param); });
 
 // A small card with everything that the cases below break.

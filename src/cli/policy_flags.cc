@@ -138,6 +138,7 @@ std::string ProfileText(const Card& card) {
     case ProfileKind::kNone: return "none";
     case ProfileKind::kMeasured: return "measured";
     case ProfileKind::kStatic: return "static " + ToHex(card.profile().id);
+    case ProfileKind::kInherited: return "inherited";
   }
   return "none";
 }

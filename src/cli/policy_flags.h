@@ -54,7 +54,7 @@ struct PolicyFlags {
 // [{"key_bits", "value_bits", "tokens"}], of pack and info.
 nlohmann::json LevelsJson(const Card& card);
 
-// "none", "measured", or "static" and the profile's id.
+// "none", "measured", "inherited", or "static" and the profile's id.
 std::string ProfileText(const Card& card);
 
 }  // namespace qkvshare::cli

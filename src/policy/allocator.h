@@ -15,7 +15,8 @@
 
 namespace qkvshare {
 
-// Tokens that stay exact whatever the budget says: the first ones (attention sinks) and a protected window at the end.
+// Tokens that stay exact whatever the budget says: the first ones, as far as they are attention sinks (SinksOf), and a
+// protected window at the end.
 struct FixedTokens {
   size_t first = kSinkTokens;
   size_t last = 0;

@@ -58,7 +58,7 @@ Result<ScoredCosts> UniformCosts(const PlanInput& input, const PlanRequest& requ
   scored.costs = EqualTokenCosts(input.kv.tokens);
   if (input.window.empty()) return scored;
   QKV_ASSIGN_OR_RETURN(const AttentionStats stats, MeasureAttention(input.kv, input.window, request.threads));
-  scored.anchors = MakeAnchors(stats, kSinkTokens);
+  scored.anchors = MakeAnchors(stats, request.limits.fixed.first);
   return scored;
 }
 
@@ -84,7 +84,8 @@ Result<ScoredCosts> MeasureScoredCosts(const PlanInput& input, const PlanRequest
     measured.costs = MixTokenCosts(measured.costs, probe.costs, request.alpha);
   }
   ScaleTokenCosts(score.multiplier, &measured.costs);
-  return ScoredCosts{std::move(measured.costs), score.used.Names(), MakeAnchors(measured.attention, kSinkTokens)};
+  return ScoredCosts{std::move(measured.costs), score.used.Names(),
+                     MakeAnchors(measured.attention, request.limits.fixed.first)};
 }
 
 }  // namespace

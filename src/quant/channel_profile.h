@@ -1,6 +1,7 @@
 // Channel statistics of keys: what is taken out of them before they are quantized.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <vector>
 
@@ -12,6 +13,11 @@ namespace qkvshare {
 // The first tokens of a sequence are attention sinks: they stay exact and out of the channel means.
 inline constexpr size_t kSinkTokens = 4;
 
+// How many of `tokens` tokens are sinks, the first of which is token `first` of its context.
+constexpr size_t SinksOf(size_t first, size_t tokens) {
+  return first < kSinkTokens ? std::min(kSinkTokens - first, tokens) : 0;
+}
+
 // Also that of a channel which never changes: nothing is divided by zero, or grows past the range of a float.
 inline constexpr float kSmallestChannelScale = 1e-4f;
 
@@ -21,6 +27,7 @@ struct ChannelProfile {
   std::vector<Half> scale;  // [dim], at least kSmallestChannelScale
 
   bool empty() const { return mean.empty(); }
+  friend bool operator==(const ChannelProfile&, const ChannelProfile&) = default;
 };
 
 // Finite and at least kSmallestChannelScale, as FP16 has it.

@@ -32,6 +32,7 @@ CardContent ContentOf(const PackSource& source, const KvState& state, const Pack
     content.first_token = parent.end();
     content.hop = std::max(options.hop, parent.card->card().hop() + 1);
   }
+  content.exact_tokens = static_cast<uint32_t>(SinksOf(content.first_token, content.token_ids.size()));
   content.windows = context.facts().windows();
   content.protected_tokens = static_cast<uint32_t>(std::min(options.protected_tokens, content.token_ids.size()));
   CardInfo& info = content.info;
@@ -76,12 +77,47 @@ Result<size_t> Budget(const KvView& kv, const CardContent& content, const PackOp
   return options.max_bytes - overhead;
 }
 
-std::vector<LayerAdjustment> LayersOf(const PackOptions& options) {
-  if (!options.layers.empty() || options.profile == nullptr) return options.layers;
-  const std::vector<LayerAdjustment>& layers = options.profile->layers;
+// The card whose profile and widths of layers these tokens get, so that the codes of a chain are all of one kind: the
+// one that they continue. Null where they start a context, or after so few tokens that these do not tell what keys are
+// like.
+const Card* ProfiledParent(const PackSource& source) {
+  const std::vector<PlacedCard>& cards = source.context.cards(source.sequence);
+  if (cards.empty()) return nullptr;
+  const Card& parent = cards.back().card->card();
+  const ProfileKind kind = parent.profile().kind;
+  const bool few = kind == ProfileKind::kMeasured && parent.tokens() < parent.exact_tokens() + kProfileTokens;
+  return kind == ProfileKind::kNone || few ? nullptr : &parent;
+}
+
+// parent: as ProfiledParent.
+std::vector<LayerAdjustment> LayersOf(const PackOptions& options, const Card* parent) {
+  if (!options.layers.empty() || (parent == nullptr && options.profile == nullptr)) return options.layers;
+  const std::vector<LayerAdjustment>& layers = parent != nullptr ? parent->plan().layers : options.profile->layers;
   const bool adjusts =
       std::any_of(layers.begin(), layers.end(), [](LayerAdjustment a) { return a != LayerAdjustment(); });
   return adjusts ? layers : std::vector<LayerAdjustment>();
+}
+
+// Means and scales to pack with. Says in the content where they are from.
+Result<KeyProfiles> ProfilesOf(const PackSource& source, const KvView& kv, const PackOptions& options,
+                               CardContent* content) {
+  const CardContext& context = source.context;
+  if (options.profile != nullptr) {
+    QKV_RETURN_IF_ERROR(CheckProfileFits(*options.profile, context.identity(), ShapesOf(kv)));
+  }
+  if (const Card* parent = ProfiledParent(source); parent != nullptr) {
+    KeyProfiles profiles = parent->key_profiles();
+    if (options.profile != nullptr && options.profile->keys != profiles) {
+      return Status(StatusCode::kInvalidArgument,
+                    "the profile is another one than that of the card that these tokens continue, with which they are "
+                    "packed: leave it out");
+    }
+    content->profile.kind = ProfileKind::kInherited;
+    return profiles;
+  }
+  if (options.profile == nullptr) return MeasureKeyProfiles(kv, content->exact_tokens, context.threads());
+  content->profile = {ProfileKind::kStatic, options.profile->id};
+  return options.profile->keys;
 }
 
 PlanRequest RequestOf(const PackOptions& options, int threads) {
@@ -93,7 +129,7 @@ PlanRequest RequestOf(const PackOptions& options, int threads) {
   request.features = options.features;
   request.limits.fixed.last = options.protected_tokens;
   request.limits.levels = options.levels;
-  request.limits.layers = LayersOf(options);
+  request.limits.layers = LayersOf(options, nullptr);
   request.threads = threads;
   return request;
 }
@@ -207,15 +243,10 @@ Result<PackedCard> PackTokens(const PackSource& source, const PackOptions& optio
   times->take_us = watch.LapUs();
   const KvView kv = state.view();
   CardContent content = ContentOf(source, state, options);
-  KeyProfiles profiles;
-  if (options.profile == nullptr) {
-    profiles = MeasureKeyProfiles(kv, kSinkTokens, context.threads());
-  } else {
-    QKV_RETURN_IF_ERROR(CheckProfileFits(*options.profile, context.identity(), ShapesOf(kv)));
-    profiles = options.profile->keys;
-    content.profile = {ProfileKind::kStatic, options.profile->id};
-  }
+  QKV_ASSIGN_OR_RETURN(const KeyProfiles profiles, ProfilesOf(source, kv, options, &content));
   PlanRequest request = RequestOf(options, context.threads());
+  request.limits.fixed.first = content.exact_tokens;
+  request.limits.layers = LayersOf(options, ProfiledParent(source));
   if (!request.limits.layers.empty() && request.limits.layers.size() != kv.layers.size()) {
     return Status(StatusCode::kInvalidArgument, fmt::format("widths of {} layers, but the model has {}",
                                                             request.limits.layers.size(), kv.layers.size()));

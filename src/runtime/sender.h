@@ -17,18 +17,23 @@
 
 namespace qkvshare {
 
+// A profile that was measured on fewer tokens than this counts for its own card only.
+inline constexpr size_t kProfileTokens = 64;
+
 struct PackOptions {
   Policy policy = Policy::kUniform;
   Policy control_of = Policy::kLocal;  // of the policies random and inverted: local or topology
   uint64_t policy_seed = 1;            // of random
   double alpha = kDefaultAlpha;        // of topology: share of the sender's own importance
   FeatureSet features = DefaultFeatures();
-  double code_bits = 4;                 // average over all key and value channels, 2 to 16
-  size_t max_bytes = 0;                 // of the whole file; 0: by code_bits
-  size_t protected_tokens = 0;          // last tokens that stay exact
-  std::vector<Level> levels;            // that the policy may choose; empty: all of kLevels
-  std::vector<LayerAdjustment> layers;  // one a layer, or empty: those of the profile, if there is one
-  // Means and scales to pack with; null: measured on the tokens.
+  double code_bits = 4;         // average over all key and value channels, 2 to 16
+  size_t max_bytes = 0;         // of the whole file; 0: by code_bits
+  size_t protected_tokens = 0;  // last tokens that stay exact
+  std::vector<Level> levels;    // that the policy may choose; empty: all of kLevels
+  // One a layer, or empty: those of the card that is continued, or else of the profile, if there is one.
+  std::vector<LayerAdjustment> layers;
+  // Means and scales to pack with; null: measured on the tokens. What follows attached cards is packed with those of
+  // the last of them, and takes no other, unless that card measured them on fewer than kProfileTokens tokens.
   std::shared_ptr<const StaticProfile> profile;
   std::string sender;  // agent name
   uint32_t hop = 0;
@@ -85,8 +90,9 @@ struct PackSource {
 
 // Packs them; the context stays as it is. Where cards are attached the result is a delta card that names the last of
 // them as its parent; where there is a window, it has anchors. kInvalidArgument (no tokens, bits out of range, a policy
-// but uniform without a window or where the size leaves it no choice, a feature that cannot be had), kMismatch (a
-// profile of another model), kOutOfRange (max_bytes too small: needed and available), kNonFinite.
+// but uniform without a window or where the size leaves it no choice, a feature that cannot be had, another profile
+// than the parent's), kMismatch (a profile of another model), kOutOfRange (max_bytes too small: needed and available),
+// kNonFinite.
 Result<PackedCard> PackTokens(const PackSource& source, const PackOptions& options, PackTimes* times);
 
 // The tokens of one sequence of a session.
