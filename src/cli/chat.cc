@@ -122,7 +122,8 @@ class Chat {
     QKV_RETURN_IF_ERROR(CheckOutput(flags_));
     std::vector<CardPart> cards;
     if (!flags_.cards.empty()) {
-      QKV_ASSIGN_OR_RETURN(cards, OpenCards(flags_));
+      QKV_ASSIGN_OR_RETURN(OpenedCards opened, OpenCards(flags_));
+      cards = std::move(opened.parts);
     }
     QKV_ASSIGN_OR_RETURN(model_, flags_.model.Load());
     for (const CardPart& part : cards) QKV_RETURN_IF_ERROR(CheckCardModel(*part.card, *model_));

@@ -158,6 +158,15 @@ void PromptFlags::AddTo(CLI::App* app) {
   app->add_option("--system-prompt", system, "With --chat: the system message, as llama.cpp's -sys")->needs("--chat");
 }
 
+std::string FoundText(const std::vector<ChainCard>& chain) {
+  std::string text;
+  for (size_t i = 0; i + 1 < chain.size(); ++i) {  // none is last: the card that continues it comes next
+    if (!chain[i].found) continue;
+    text += Printable(fmt::format("found: {}, which {} continues", chain[i].path, chain[i + 1].path)) + "\n";
+  }
+  return text;
+}
+
 Status CheckTarget(const std::string& path, const std::vector<std::string>& inputs) {
   for (const std::string& input : inputs) {
     std::error_code error;

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "card/card_chain.h"
 #include "qkvshare/status.h"
 #include "runtime/inject.h"
 #include "runtime/model.h"
@@ -69,6 +70,9 @@ struct Prompt {
 // template, with the start of the assistant's turn if add_generation_prompt. kInvalidArgument: more than one, no UTF-8,
 // wrong JSON.
 Result<Prompt> ReadPrompt(const PromptFlags& flags, const Model& model, bool add_generation_prompt);
+
+// What was found besides the cards that were given: a line each, for standard error.
+std::string FoundText(const std::vector<ChainCard>& chain);
 
 // Checked before the work: kNotFound, kIo or kInvalidArgument where no file can be written at `path`, or where it is
 // one of the inputs.

@@ -7,6 +7,7 @@
 
 #include "base/stopwatch.h"
 #include "card/card.h"
+#include "card/card_chain.h"
 #include "cli/chat.h"
 #include "cli/commands.h"
 #include "cli/options.h"
@@ -25,6 +26,7 @@ struct RunReport {
   std::string mode = "prefill";  // or "fused", "restore"
   std::string reason = "no card was given";
   std::string seam = "whole";
+  std::vector<std::string> cards;  // files, in order
   size_t cached_tokens = 0;
   size_t evaluated_tokens = 0;
   size_t cache_rows = 0;                                                     // tokens in the cache at the end
@@ -58,7 +60,9 @@ class Runner {
     QKV_RETURN_IF_ERROR(CheckOutput(flags_));
     if (!flags_.cards.empty()) {
       Stopwatch watch;
-      QKV_ASSIGN_OR_RETURN(cards_, OpenCards(flags_));
+      QKV_ASSIGN_OR_RETURN(OpenedCards opened, OpenCards(flags_));
+      cards_ = std::move(opened.parts);
+      report_.cards = std::move(opened.paths);
       report_.stages.emplace_back("open_verify", watch.LapUs());
     }
     QKV_ASSIGN_OR_RETURN(model_, flags_.model.Load());
@@ -169,7 +173,7 @@ class Runner {
   RunReport report_;
 };
 
-void PrintReport(const RunFlags& flags, const RunReport& report) {
+void PrintReport(const RunReport& report) {
   nlohmann::json stages = nlohmann::json::object();
   int64_t ttft_us = 0;
   for (const auto& [name, us] : report.stages) {
@@ -180,7 +184,7 @@ void PrintReport(const RunFlags& flags, const RunReport& report) {
                                  {"mode", report.mode},
                                  {"reason", report.reason},
                                  {"seam", report.seam},
-                                 {"cards", flags.cards},
+                                 {"cards", report.cards},
                                  {"cached_tokens", report.cached_tokens},
                                  {"evaluated_tokens", report.evaluated_tokens},
                                  {"generated_tokens", report.generation.tokens.size()},
@@ -200,7 +204,7 @@ int RunOnce(const RunFlags& flags) {
   if (!status.ok()) return ReportError(status);
   const RunReport& report = runner.report();
   if (flags.json) {
-    PrintReport(flags, report);
+    PrintReport(report);
   } else if (!flags.cards.empty()) {
     PrintNote(fmt::format("mode: {} ({}; {} tokens from the card, {} evaluated; K {}, V {}, flash attention {})\n",
                           report.mode, report.reason, report.cached_tokens, report.evaluated_tokens,
@@ -231,14 +235,19 @@ Status CheckDelta(const RunFlags& flags, const std::vector<CardPart>& cards, con
                   session.fused().message())};
 }
 
-Result<std::vector<CardPart>> OpenCards(const RunFlags& flags) {
+Result<OpenedCards> OpenCards(const RunFlags& flags) {
+  QKV_ASSIGN_OR_RETURN(const std::vector<ChainCard> chain, OpenWithParents(flags.cards));
+  OpenedCards opened;
   std::vector<std::shared_ptr<const Card>> cards;
-  for (const std::string& path : flags.cards) {
-    QKV_ASSIGN_OR_RETURN(Card card, Card::Open(path));
-    if (flags.verify) QKV_RETURN_IF_ERROR(card.VerifyDigests());
-    cards.push_back(std::make_shared<const Card>(std::move(card)));
+  for (const ChainCard& link : chain) {
+    if (flags.verify) QKV_RETURN_IF_ERROR(link.card->VerifyDigests());
+    cards.push_back(link.card);
+    opened.paths.push_back(link.path);
   }
-  return PlaceCards(cards);
+  if (!flags.output.empty()) QKV_RETURN_IF_ERROR(CheckTarget(flags.output, opened.paths));
+  QKV_ASSIGN_OR_RETURN(opened.parts, PlaceCards(cards));
+  if (!flags.json) PrintNote(FoundText(chain));
+  return opened;
 }
 
 SessionOptions SessionFor(const RunFlags& flags, const std::vector<CardPart>& cards) {

@@ -34,8 +34,13 @@ bool EndsInAnswer(const std::vector<CardPart>& cards);
 
 // -o, --bits: what can be known to be wrong before the work.
 Status CheckOutput(const RunFlags& flags);
-// --card, --verify: in order, each after the one before.
-Result<std::vector<CardPart>> OpenCards(const RunFlags& flags);
+// --card, --verify: in order, each after the one before; with the parents that were found beside them, which are
+// reported. kInvalidArgument where -o would overwrite one.
+struct OpenedCards {
+  std::vector<CardPart> parts;
+  std::vector<std::string> paths;
+};
+Result<OpenedCards> OpenCards(const RunFlags& flags);
 // Options of a session for these cards, as --inject says.
 SessionOptions SessionFor(const RunFlags& flags, const std::vector<CardPart>& cards);
 // Whether -o can be obeyed: what a restored card held must not be quantized again.

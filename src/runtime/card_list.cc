@@ -12,15 +12,25 @@ namespace {
 
 std::string Start(const Digest& digest) { return ToHex(digest).substr(0, 12); }
 
-bool Follows(const Card& delta, const CardPart* before) {
-  return before != nullptr && before->card->content_id() == delta.parent();
-}
-
 Status WithoutParent(const Card& delta) {
   return {
       StatusCode::kMismatch,
       fmt::format("card {} holds tokens {} and on of a context and continues card {}: give that card just before it",
                   Start(delta.content_id()), delta.first_token(), Start(delta.parent()))};
+}
+
+// What a delta card continues is all that its chain holds, as it was packed.
+Status CheckFollows(const Card& delta, const CardPart* before) {
+  if (before == nullptr || before->card->content_id() != delta.parent()) return WithoutParent(delta);
+  const uint32_t packed_at = before->card->first_token();
+  if (before->offset != packed_at) {
+    return {StatusCode::kUnsupported,
+            fmt::format("card {} continues card {}, which would lie at position {} instead of {}: cards that others "
+                        "continue cannot be moved; give them first, or flatten them",
+                        Start(delta.content_id()), Start(delta.parent()), before->offset, packed_at)};
+  }
+  const bool reaches = delta.first_token() > before->offset && delta.first_token() <= before->end();
+  return reaches ? Status() : WithoutParent(delta);
 }
 
 // `end`: of the card before.
@@ -45,9 +55,7 @@ Status CheckGaps(const CardPart& part) {
 Status AppendCard(std::shared_ptr<const Card> card, std::vector<CardPart>* parts) {
   CardPart* before = parts->empty() ? nullptr : &parts->back();
   if (card->has_parent()) {
-    const bool reaches =
-        Follows(*card, before) && card->first_token() > before->offset && card->first_token() <= before->end();
-    if (!reaches) return WithoutParent(*card);
+    QKV_RETURN_IF_ERROR(CheckFollows(*card, before));
     before->tokens = card->first_token() - before->offset;
   }
   const uint32_t tokens = card->tokens();
@@ -74,9 +82,10 @@ Status CheckCardOrder(std::span<const CardPart> parts) {
       return WrongPlace(part, end);
     }
     QKV_RETURN_IF_ERROR(CheckGaps(part));
-    const bool alone = part.card->has_parent() &&
-                       (part.offset != part.card->first_token() || part.offset != end || !Follows(*part.card, before));
-    if (alone) return WithoutParent(*part.card);
+    if (part.card->has_parent()) {
+      QKV_RETURN_IF_ERROR(CheckFollows(*part.card, before));
+      if (part.offset != part.card->first_token() || part.offset != end) return WithoutParent(*part.card);
+    }
     before = &part;
   }
   return {};

@@ -23,7 +23,8 @@ struct CardPart {
 };
 
 // Adds a card where the last one ends, or at 0. A delta card must come just after its parent, of which it leaves as
-// many tokens as it was made on. kMismatch names a delta card whose parent is not there.
+// many tokens as it was made on. kMismatch names a delta card whose parent is not there; kUnsupported where its parent
+// is, but not where it was packed.
 Status AppendCard(std::shared_ptr<const Card> card, std::vector<CardPart>* parts);
 
 // All of them, one after the other. kInvalidArgument where there is no card.
