@@ -1,6 +1,7 @@
 // Chains of cards from sessions on tiny models: what each hop's card takes over from the one that it continues.
 #include <gtest/gtest.h>
 
+#include "card/card_flatten.h"
 #include "card/static_profile.h"
 #include "eval/fidelity.h"
 #include "runtime/inject.h"
@@ -134,6 +135,9 @@ TEST_F(ChainTest, AProfileOfFewTokensIsNotInherited) {
     const bool inherits = measured == kProfileTokens;
     EXPECT_EQ(delta->profile().kind, inherits ? ProfileKind::kInherited : ProfileKind::kMeasured) << measured;
     EXPECT_EQ(delta->key_profiles() == root->key_profiles(), inherits) << measured;
+    const SharedCard chain[] = {root, delta};
+    // Sinks alone are exact, and go with every profile.
+    EXPECT_EQ(FlattenCards(chain, 1).has_value(), inherits || measured == 0) << measured;
   }
 }
 
@@ -167,6 +171,55 @@ TEST_F(ChainTest, AnotherProfileThanTheParentsIsRefused) {
   }
   options.layers = {{0, 1}, {0, 0}};
   EXPECT_EQ(Packed(*middle, options)->plan().layers, options.layers);
+}
+
+// Three hops with cuts at the seams, and windows of attention: one card of them is the same context.
+TEST_F(ChainTest, AFlattenedChainIsTheSameContext) {
+  for (const char* architecture : {"llama", "gemma3"}) {
+    SCOPED_TRACE(architecture);
+    TinyModelSpec spec;
+    spec.architecture = architecture;
+    spec.sliding_window = spec.architecture == "gemma3" ? 40 : 0;
+    Use(spec);
+    const SharedCard root = Share(PackCard(*sender_, 3));
+    std::vector<SharedCard> chain = {root};
+    const std::vector<CardPart> seam = FirstTokens(Take(PlaceCards(chain)), 147);
+    const auto second = MakeSession(*model_, FusedOptions());
+    Take(InjectCards(seam, InjectMode::kFused, second.get()));
+    Prefill(second.get(), SomeTokens(61, 3));
+    chain.push_back(Share(PackCard(*second, 5)));
+    chain.push_back(Share(PackCard(*Continue(chain, SomeTokens(33, 90)), 4)));
+    const std::vector<SharedCard> flat = {Share(Take(Card::FromBytes(Take(FlattenCards(chain, 1)).Bytes())))};
+    EXPECT_EQ(TokensOf(Take(PlaceCards(flat))), TokensOf(Take(PlaceCards(chain))));
+
+    // Restored, the rows are the same bytes, and so are the logits.
+    const auto logits = [&](const std::vector<SharedCard>& cards, InjectMode mode) {
+      return Logits(*Continue(cards, suffix_, mode));
+    };
+    EXPECT_EQ(logits(flat, InjectMode::kRestore), logits(chain, InjectMode::kRestore));
+    EXPECT_LT(RelativeError(logits(flat, InjectMode::kFused), logits(chain, InjectMode::kFused)), kExactError);
+
+    // And it can be continued as the chain can.
+    const auto next = Continue(flat, suffix_);
+    const SharedCard delta = Share(PackCard(*next, 4));
+    EXPECT_EQ(delta->parent(), flat[0]->content_id());
+    EXPECT_EQ(delta->key_profiles(), root->key_profiles());
+    EXPECT_EQ(delta->hop(), 3u);
+  }
+}
+
+// A card that others continue lies where it was packed, and nowhere else.
+TEST_F(ChainTest, AChainThatWouldBeMovedIsRefused) {
+  const SharedCard root = Share(PackCard(*sender_, 4));
+  const SharedCard delta = Share(PackCard(*Continue({root}, suffix_), 4));
+  const auto other = MakeSession(*model_);
+  Prefill(other.get(), SomeTokens(10, 77));
+  const SharedCard cards[] = {Share(PackCard(*other, 4)), root, delta};
+  const Status status = PlaceCards(cards).status();
+  EXPECT_EQ(status.code(), StatusCode::kUnsupported);
+  EXPECT_NE(status.message().find("would lie at position 10 instead of 0"), std::string::npos) << status.message();
+  const CardPart parts[] = {{cards[0], 0, 10}, {root, 10, 140}, {delta, 150, 20}};
+  EXPECT_EQ(CheckCardOrder(parts).code(), StatusCode::kUnsupported);
 }
 
 }  // namespace

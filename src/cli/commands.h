@@ -17,6 +17,7 @@ Command AddInfo(CLI::App* app);
 Command AddVerify(CLI::App* app);
 Command AddCalibrate(CLI::App* app);
 Command AddUnpack(CLI::App* app);
+Command AddFlatten(CLI::App* app);
 Command AddModels(CLI::App* app);
 Command AddEval(CLI::App* app);
 

@@ -65,6 +65,7 @@ int Main(int argc, char** argv) {
     add("info", "Show what a card holds", AddInfo);
     add("verify", "Check all of a card: checksums, digests, values", AddVerify);
     add("calibrate", "Measure a model's key statistics, to pack with", AddCalibrate);
+    add("flatten", "Make one card of cards that continue each other", AddFlatten);
     add("unpack", "Write what a card holds as NumPy arrays", AddUnpack);
     add("models", "Models that can be had by name", AddModels);
     add("eval", "Measure hand-overs", AddEval);
