@@ -40,6 +40,7 @@ if(QKV_SANITIZE OR CMAKE_BUILD_TYPE STREQUAL "Debug")
 endif()
 qkv_library(qkv::highway hwy/highway.h "${qkv_highway_library}" libhwy-dev)
 qkv_library(qkv::cli11 CLI/CLI.hpp "" libcli11-dev)
+qkv_library(qkv::yaml yaml-cpp/yaml.h yaml-cpp libyaml-cpp-dev)
 
 # qkv::llama: libllama, ggml and llama-common (chat templates), with their headers as system headers.
 set(qkv_llama_hint "run 'make', which builds llama.cpp and passes it, or run tools/setup.sh and give \

@@ -24,7 +24,7 @@ import llama  # noqa: E402
 
 REAL = ("bash", "dirname", "sed", "sort", "grep", "mktemp", "rm", "touch")
 HEADER_PACKAGES = ("libbenchmark-dev libcli11-dev libfmt-dev libgtest-dev libhwy-dev libsodium-dev libxxhash-dev "
-                   "nlohmann-json3-dev")
+                   "libyaml-cpp-dev nlohmann-json3-dev")
 APT = "apt-get -o DPkg::Lock::Timeout=300 -qq"
 
 # Runs a Python script without root's right to write everywhere (CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH), which no

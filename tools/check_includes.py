@@ -24,6 +24,7 @@ LIBRARIES = {
     "nlohmann_json::nlohmann_json": re.compile(r"nlohmann/"),
     "qkv::highway": re.compile(r"hwy/"),
     "qkv::cli11": re.compile(r"CLI/"),
+    "qkv::yaml": re.compile(r"yaml-cpp/"),
     "fmt::fmt": re.compile(r"fmt/"),
     "qkv::sodium": re.compile(r"sodium(/|\.h$)"),
     "qkv::xxhash": re.compile(r"xxh(ash|3)\.h$"),

@@ -50,7 +50,7 @@ collect() {
         fi
         need_headers nlohmann/json.hpp=nlohmann-json3-dev CLI/CLI.hpp=libcli11-dev fmt/format.h=libfmt-dev \
           hwy/highway.h=libhwy-dev sodium.h=libsodium-dev xxhash.h=libxxhash-dev gtest/gtest.h=libgtest-dev \
-          benchmark/benchmark.h=libbenchmark-dev
+          benchmark/benchmark.h=libbenchmark-dev yaml-cpp/yaml.h=libyaml-cpp-dev
         ;;
       check)
         need_program clang-19 clang++-19
