@@ -18,6 +18,7 @@ Command AddVerify(CLI::App* app);
 Command AddCalibrate(CLI::App* app);
 Command AddUnpack(CLI::App* app);
 Command AddFlatten(CLI::App* app);
+Command AddAgents(CLI::App* app);
 Command AddModels(CLI::App* app);
 Command AddEval(CLI::App* app);
 

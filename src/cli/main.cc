@@ -67,6 +67,7 @@ int Main(int argc, char** argv) {
     add("calibrate", "Measure a model's key statistics, to pack with", AddCalibrate);
     add("flatten", "Make one card of cards that continue each other", AddFlatten);
     add("unpack", "Write what a card holds as NumPy arrays", AddUnpack);
+    add("agents", "Several agents that hand cards on, as a topology file says", AddAgents);
     add("models", "Models that can be had by name", AddModels);
     add("eval", "Measure hand-overs", AddEval);
     return list;
