@@ -23,17 +23,22 @@ struct SamplingOptions {
 struct GenerateOptions {
   SamplingOptions sampling;
   size_t predict = 128;  // -n: tokens at most
-  // Called with the text of each token as it comes. May be empty.
+  // Texts that end the answer, none of them empty: generation ends once the text contains one, within a token or across
+  // several, and the text is cut before the first of them.
+  std::vector<std::string> stop;
+  // Called with the text of each token as it comes; with stop texts, as soon as it is known that none begins there.
+  // May be empty.
   std::function<void(const std::string&)> on_text;
 };
 
-enum class StopReason { kEndToken, kLength, kContext, kCancelled };
-// "end", "length", "context", "cancelled".
+enum class StopReason { kEndToken, kLength, kContext, kCancelled, kStopText };
+// "end", "length", "context", "cancelled", "stop".
 const char* StopReasonName(StopReason reason);
 
 struct Generation {
   std::vector<int32_t> tokens;  // sampled, without the end token
-  std::string text;
+  std::string text;             // of the tokens, as far as it counts
+  std::string cut;              // the rest of it: from the stop text on
   StopReason stop = StopReason::kLength;
   int32_t end_token = -1;      // the one that stopped it, not in tokens and not decoded
   int64_t first_token_us = 0;  // sampling the first token
@@ -42,7 +47,8 @@ struct Generation {
 
 // Continues after the sequence's last token, which must have been decoded (its logits are there). A sampled token is
 // decoded only when another is wanted: afterwards the session holds all tokens but the last one sampled. Cancelling is
-// no error: what has been sampled is returned. kNonFinite where the model's logits are not numbers.
+// no error: what has been sampled is returned. kInvalidArgument for an empty stop text; kNonFinite where the model's
+// logits are not numbers.
 Result<Generation> Generate(Session* session, const GenerateOptions& options, int sequence = 0);
 
 // Decodes what Generate left: the last token sampled, or the end token. Then the session holds all that was generated.
