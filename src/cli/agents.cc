@@ -12,6 +12,7 @@
 
 #include "agents/schedule.h"
 #include "agents/topology_file.h"
+#include "cli/agents.h"
 #include "cli/commands.h"
 #include "cli/terminal.h"
 
@@ -106,10 +107,15 @@ Command AddAgents(CLI::App* app) {
   CLI::App* check = app->add_subcommand("check", "Check a topology file and show the turns in their order");
   check->add_option("file", flags->file, "The topology: YAML or JSON, see docs/agents.md")->required();
   check->add_flag("--json", flags->json, "Report as JSON");
-  for (CLI::App* command : {app, check}) {
-    command->footer("Example:\n  qkvshare agents check examples/agents/map_reduce.yaml");
-  }
-  return [flags] {
+  check->footer("Example:\n  qkvshare agents check examples/agents/map_reduce.yaml");
+  CLI::App* run = app->add_subcommand("run", "Run a topology");
+  const Command run_command = AddAgentsRun(run);
+  // What a run starts for agents with `placement: worker`: no command for people.
+  CLI::App* worker = app->add_subcommand("worker", "")->group("");
+  app->footer("Example:\n  qkvshare agents run examples/agents/map_reduce.yaml --html map_reduce.html");
+  return [flags, run, run_command, worker] {
+    if (run->parsed()) return run_command();
+    if (worker->parsed()) return RunAgentsWorker();
     const Status status = Check(*flags);
     return status.ok() ? static_cast<int>(kSuccess) : ReportError(status);
   };

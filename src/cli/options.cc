@@ -11,7 +11,6 @@
 #include <nlohmann/json.hpp>
 #include <system_error>
 
-#include "base/bytes.h"
 #include "base/file.h"
 #include "cli/terminal.h"
 #include "runtime/model_store.h"
@@ -143,10 +142,6 @@ Result<std::unique_ptr<Model>> ModelFlags::Load() const {
     return true;
   };
   return Model::Load(path, options);
-}
-
-uint32_t ContextFor(const Model& model, size_t tokens) {
-  return static_cast<uint32_t>(std::min<size_t>(AlignUp(tokens + 1, 256), model.training_context()));
 }
 
 void PromptFlags::AddTo(CLI::App* app) {

@@ -45,9 +45,6 @@ struct ModelFlags {
 // --inject.
 CLI::Option* AddInject(CLI::App* app, InjectMode* mode);
 
-// The context for `tokens` tokens where -c is 0: rounded up, at most the model's training context.
-uint32_t ContextFor(const Model& model, size_t tokens);
-
 // -p, -f, --messages, or standard input; --chat and -sys make a conversation of the text.
 struct PromptFlags {
   std::optional<std::string> text;  // may be empty

@@ -21,4 +21,16 @@ void ThinWindow(uint32_t stride, AttentionWindow* window) {
   for (LayerQueries& layer : window->layers) layer.q.resize(kept * layer.heads * layer.dim);
 }
 
+void AppendWindow(const AttentionWindow& more, AttentionWindow* window) {
+  if (window->empty()) {
+    *window = more;
+    return;
+  }
+  window->last_visible.insert(window->last_visible.end(), more.last_visible.begin(), more.last_visible.end());
+  for (size_t i = 0; i < more.layers.size(); ++i) {
+    std::vector<float>& q = window->layers[i].q;
+    q.insert(q.end(), more.layers[i].q.begin(), more.layers[i].q.end());
+  }
+}
+
 }  // namespace qkvshare

@@ -28,4 +28,7 @@ struct AttentionWindow {
 // Keeps every stride-th query, counted from the last.
 void ThinWindow(uint32_t stride, AttentionWindow* window);
 
+// Adds the queries of another window of the same context.
+void AppendWindow(const AttentionWindow& more, AttentionWindow* window);
+
 }  // namespace qkvshare

@@ -135,6 +135,7 @@ Result<Generation> Generate(Session* session, const GenerateOptions& options, in
   }
   QKV_RETURN_IF_ERROR(Answer::Check(options));
   Answer answer(*session, options);
+  size_t decoded = 0;
   for (bool wanted = options.predict > 0; wanted;) {
     QKV_ASSIGN_OR_RETURN(wanted, answer.Next(session->logits(sequence)));
     if (!wanted) break;
@@ -143,12 +144,15 @@ Result<Generation> Generate(Session* session, const GenerateOptions& options, in
       break;
     }
     const int32_t token = answer.token();
-    const Status status = session->Prefill({&token, 1}, {}, sequence);
+    PrefillOptions prefill;
+    prefill.window = options.window != nullptr && decoded++ % options.window_stride == 0 ? 1 : 0;
+    const Status status = session->Prefill({&token, 1}, prefill, sequence);
     if (status.code() == StatusCode::kCancelled) {
       answer.StopFor(StopReason::kCancelled);
       break;
     }
     QKV_RETURN_IF_ERROR(status);
+    if (prefill.window > 0) AppendWindow(session->window(sequence), options.window);
   }
   return answer.Finish();
 }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "policy/attention_window.h"
 #include "qkvshare/status.h"
 #include "runtime/session.h"
 
@@ -29,6 +30,10 @@ struct GenerateOptions {
   // Called with the text of each token as it comes; with stop texts, as soon as it is known that none begins there.
   // May be empty.
   std::function<void(const std::string&)> on_text;
+  // Of the generated tokens that are decoded, the queries of the first and of every stride-th after it are added to
+  // this window, which is one of this sequence. Null: none.
+  AttentionWindow* window = nullptr;
+  uint32_t window_stride = 1;
 };
 
 enum class StopReason { kEndToken, kLength, kContext, kCancelled, kStopText };

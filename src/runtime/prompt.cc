@@ -64,13 +64,14 @@ JoinedPrompt JoinPrompt(const Model& model, std::span<const int32_t> card_tokens
   return joined;
 }
 
-Result<std::string> NextUserTurn(const Model& model, const std::string& text, const std::string& open_turn) {
+Result<std::string> NextUserTurn(const Model& model, const std::string& text, const std::string& open_turn,
+                                 bool add_generation_prompt) {
   // The turn is what a conversation grows by; the conversation before it does not matter.
   static const std::string kAnswer = "an answer that no template holds";
   std::vector<ChatMessage> messages = {{"user", "a question"}, {"assistant", kAnswer}};
   QKV_ASSIGN_OR_RETURN(const std::string before, model.ApplyChatTemplate(messages, /*add_generation_prompt=*/false));
   messages.push_back({"user", text});
-  QKV_ASSIGN_OR_RETURN(const std::string after, model.ApplyChatTemplate(messages, /*add_generation_prompt=*/true));
+  QKV_ASSIGN_OR_RETURN(const std::string after, model.ApplyChatTemplate(messages, add_generation_prompt));
   const size_t answer_at = before.rfind(kAnswer);
   if (!after.starts_with(before) || answer_at == std::string::npos) {
     return Status(StatusCode::kUnsupported,

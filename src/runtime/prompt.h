@@ -27,11 +27,12 @@ JoinedPrompt MatchPrompt(std::span<const int32_t> card_tokens, std::vector<int32
 // the seam becomes the tokens that the whole text has. An empty text is allowed.
 JoinedPrompt JoinPrompt(const Model& model, std::span<const int32_t> card_tokens, const std::string& text);
 
-// The text of a user's turn and of the start of the assistant's, by the model's chat template, as it follows a
-// conversation. open_turn: where the conversation ends within the assistant's turn (generated text), its text so far:
-// the turn is ended first, as far as it has not been; else empty. kUnsupported where the template does not render one
-// turn after the other.
-Result<std::string> NextUserTurn(const Model& model, const std::string& text, const std::string& open_turn);
+// The text of a user's turn, and with add_generation_prompt of the start of the assistant's, by the model's chat
+// template, as it follows a conversation. open_turn: where the conversation ends within the assistant's turn (generated
+// text), its text so far: the turn is ended first, as far as it has not been; else empty. kUnsupported where the
+// template does not render one turn after the other.
+Result<std::string> NextUserTurn(const Model& model, const std::string& text, const std::string& open_turn,
+                                 bool add_generation_prompt = true);
 
 // kInvalidArgument with the offset of the first byte that is not UTF-8 (a character cut off at the end included):
 // a tokenizer would replace it silently.

@@ -39,9 +39,14 @@ struct SessionOptions {
   bool fused = false;
   // Of `context`: tokens that attached cards will hold. No memory is set aside for them.
   uint32_t card_tokens = 0;
+  // While it is true every decode stops, as after Session::Cancel. Outlives the session. Null: none.
+  const std::atomic<bool>* cancel = nullptr;
 };
 
 inline constexpr int kMaxSequences = 64;
+
+// The context for `tokens` tokens where `context` is 0: rounded up, at most the model's training context.
+uint32_t ContextFor(const Model& model, size_t tokens);
 
 // What is wrong with options whatever the model: kInvalidArgument.
 Status CheckSessionOptions(const SessionOptions& options);
@@ -155,6 +160,10 @@ class Session {
   Status CheckTokens(std::span<const int32_t> tokens) const;
   size_t OthersRows(int sequence) const;
   void KeepCards(size_t tokens, int sequence);
+  bool IsCancelled() const {
+    return cancelled_.load(std::memory_order_relaxed) ||
+           (options_.cancel != nullptr && options_.cancel->load(std::memory_order_relaxed));
+  }
   size_t rows(int sequence) const { return tokens(sequence).size() - attached(sequence); }
   Status Decode(std::span<const int32_t> tokens, bool all_logits, int sequence);
   void SyncTokens(int sequence);

@@ -6,6 +6,7 @@
 #include <string>
 #include <thread>
 
+#include "base/bytes.h"
 #include "llama.h"
 #include "runtime/backend.h"
 #include "runtime/context_params.h"
@@ -54,6 +55,10 @@ llama_context_params ContextParamsOf(const Model& model, const SessionOptions& o
   params.kv_unified = true;
   params.swa_full = true;
   return params;
+}
+
+uint32_t ContextFor(const Model& model, size_t tokens) {
+  return static_cast<uint32_t>(std::min<size_t>(AlignUp(tokens + 1, 256), model.training_context()));
 }
 
 Status CheckSessionOptions(const SessionOptions& options) {
@@ -117,9 +122,7 @@ Session::~Session() {
 Status Session::MakeContext() {
   llama_context_params params = ContextParamsOf(model_, options_, ids_);
   card_context_->SetCallback(&params);
-  params.abort_callback = [](void* data) {
-    return static_cast<Session*>(data)->cancelled_.load(std::memory_order_relaxed);
-  };
+  params.abort_callback = [](void* data) { return static_cast<Session*>(data)->IsCancelled(); };
   params.abort_callback_data = this;
   context_ = llama_init_from_model(model_.handle(), params);
   if (context_ == nullptr) {
