@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <system_error>
 
-#include "agents/run_folder.h"
+#include "agents/run_records.h"
 #include "card/card.h"
 
 namespace qkvshare {

@@ -23,7 +23,7 @@ Runner::Runner(const Topology& topology, const Schedule& schedule, const Model& 
 
 Status Runner::Run() {
   Stopwatch watch;
-  QKV_ASSIGN_OR_RETURN(folder_, RunFolder::Open(options_.folder, options_.resume));
+  QKV_ASSIGN_OR_RETURN(kept_, RunRecords::Open(options_.folder, options_.resume));
   Status status;
   const std::vector<Turn>& turns = schedule_.turns;
   for (size_t first = 0; first < turns.size() && status.ok();) {
@@ -32,6 +32,7 @@ Status Runner::Run() {
     status = RunLevel(first, end);
     first = end;
   }
+  kept_.reset();  // others may go on with it
   total_us_ = watch.LapUs();
   return status;
 }
@@ -74,7 +75,7 @@ Status Runner::RunOne(size_t turn) {
   if (cancelled_) return Named({StatusCode::kCancelled, "interrupted"}, turn);
   const TurnJob job = JobOf(turn);
   std::string why;
-  std::optional<TurnRecord> record = folder_->Find(job, model_, &why);
+  std::optional<TurnRecord> record = kept_->Find(job, model_, &why);
   if (!record) {
     if (hooks_.start) {
       const std::lock_guard lock(hooks_mutex_);
@@ -82,7 +83,7 @@ Status Runner::RunOne(size_t turn) {
     }
     Result<TurnRecord> worked = Work(turn, job);
     if (!worked) return Named(worked.status(), turn);
-    if (const Status kept = folder_->Keep(*worked, job, model_); !kept.ok()) return Named(kept, turn);
+    if (const Status kept = kept_->Keep(*worked, job, model_); !kept.ok()) return Named(kept, turn);
     record = std::move(*worked);
   }
   const std::lock_guard lock(hooks_mutex_);

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "agents/run_folder.h"
 #include "agents/run_record.h"
+#include "agents/run_records.h"
 #include "agents/schedule.h"
 #include "agents/topology.h"
 #include "agents/turn.h"
@@ -46,7 +46,7 @@ class Runner {
 
   // Level by level; of one level, first the turns of this process, then the workers. The first turn that fails ends
   // the run, with its agent and the turns that it takes from in the message: what is done stays in the folder, and the
-  // workers of its level that are at work are waited for. Errors: RunFolder::Open, RunTurn, RunWorkerTurn,
+  // workers of its level that are at work are waited for. Errors: RunRecords::Open, RunTurn, RunWorkerTurn,
   // CheckTurnCards; kCancelled.
   Status Run();
   // Of the turns that are done: all after Run has succeeded.
@@ -68,7 +68,7 @@ class Runner {
   const RunOptions options_;
   const RunHooks hooks_;
   std::mutex hooks_mutex_;
-  std::unique_ptr<RunFolder> folder_;
+  std::unique_ptr<RunRecords> kept_;
   std::vector<std::optional<TurnRecord>> records_;  // of each turn
   int64_t total_us_ = 0;
   std::atomic<bool> cancelled_{false};

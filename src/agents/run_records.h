@@ -21,14 +21,14 @@ Digest TurnKey(const TurnJob& job, const Model& model);
 Status CheckTurnCards(const TurnRecord& record, const TurnJob& job, const Model& model);
 
 // One run has it at a time.
-class RunFolder {
+class RunRecords {
  public:
   // Makes the folder, with its parents. kInvalidArgument where there is something in it and resume is not set, or where
   // what is there is no folder of a run; kIo, also where another run is at work in it.
-  static Result<std::unique_ptr<RunFolder>> Open(const std::string& path, bool resume);
-  ~RunFolder();
-  RunFolder(const RunFolder&) = delete;
-  RunFolder& operator=(const RunFolder&) = delete;
+  static Result<std::unique_ptr<RunRecords>> Open(const std::string& path, bool resume);
+  ~RunRecords();
+  RunRecords(const RunRecords&) = delete;
+  RunRecords& operator=(const RunRecords&) = delete;
 
   // The record of a turn that was done for the same job, and whose cards are still good; none otherwise. why: what is
   // wrong with a record that is there, else empty.
@@ -38,7 +38,7 @@ class RunFolder {
   const std::string& path() const { return path_; }
 
  private:
-  explicit RunFolder(std::string path) : path_(std::move(path)) {}
+  explicit RunRecords(std::string path) : path_(std::move(path)) {}
 
   const std::string path_;
   int lock_ = -1;

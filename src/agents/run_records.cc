@@ -1,4 +1,4 @@
-#include "agents/run_folder.h"
+#include "agents/run_records.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -105,8 +105,8 @@ Status CheckTurnCards(const TurnRecord& record, const TurnJob& job, const Model&
   return {};
 }
 
-Result<std::unique_ptr<RunFolder>> RunFolder::Open(const std::string& path, bool resume) {
-  std::unique_ptr<RunFolder> folder(new RunFolder(path));
+Result<std::unique_ptr<RunRecords>> RunRecords::Open(const std::string& path, bool resume) {
+  std::unique_ptr<RunRecords> records(new RunRecords(path));
   const std::string lock = (std::filesystem::path(path) / kLockName).string();
   std::error_code error;
   const bool there = std::filesystem::exists(path, error);
@@ -120,20 +120,20 @@ Result<std::unique_ptr<RunFolder>> RunFolder::Open(const std::string& path, bool
                   path + " holds a run; go on with it by --resume, or give --dir another folder");
   }
   QKV_RETURN_IF_ERROR(MakeFolders(path));
-  folder->lock_ = open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (folder->lock_ < 0) return IoError(lock, errno);
-  if (flock(folder->lock_, LOCK_EX | LOCK_NB) != 0) {
+  records->lock_ = open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (records->lock_ < 0) return IoError(lock, errno);
+  if (flock(records->lock_, LOCK_EX | LOCK_NB) != 0) {
     return Status(StatusCode::kIo,
                   errno == EWOULDBLOCK ? path + ": another run is at work here" : IoError(lock, errno).message());
   }
-  return folder;
+  return records;
 }
 
-RunFolder::~RunFolder() {
+RunRecords::~RunRecords() {
   if (lock_ >= 0) close(lock_);
 }
 
-std::optional<TurnRecord> RunFolder::Find(const TurnJob& job, const Model& model, std::string* why) const {
+std::optional<TurnRecord> RunRecords::Find(const TurnJob& job, const Model& model, std::string* why) const {
   why->clear();
   Result<KeyedRecord> keyed = ReadKeyed(RecordFile(path_, job.turn));
   if (!keyed) {
@@ -152,7 +152,7 @@ std::optional<TurnRecord> RunFolder::Find(const TurnJob& job, const Model& model
   return std::move(keyed->record);
 }
 
-Status RunFolder::Keep(const TurnRecord& record, const TurnJob& job, const Model& model) const {
+Status RunRecords::Keep(const TurnRecord& record, const TurnJob& job, const Model& model) const {
   const std::string text =
       fmt::format("{{\"key\": \"{}\",\n\"turn\": {}}}\n", ToHex(TurnKey(job, model)), TurnRecordToJson(record));
   return WriteFileAtomic(RecordFile(path_, job.turn), {{reinterpret_cast<const uint8_t*>(text.data()), text.size()}});

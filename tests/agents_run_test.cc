@@ -1,0 +1,391 @@
+// Running topologies on tiny models: what turns hand over, how they end, and how a run goes on.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "agents/runner.h"
+#include "agents/topology_file.h"
+#include "base/file.h"
+#include "base/hash.h"
+#include "card/card.h"
+#include "tests/session_fixture.h"
+
+namespace qkvshare {
+namespace {
+
+constexpr const char* kChain = R"(
+context: 512
+defaults: {bits: 16, predict: 6, temp: 0}
+agents:
+  reader: {system: You read., prompt: The cat is at the mill., predict: 0}
+  writer: {prompt: Where is it}
+  editor: {prompt: Say it again, bits: 4}
+edges:
+  - {from: reader, to: writer}
+  - {from: writer, to: editor}
+)";
+
+struct Settings {
+  bool resume = false;
+  std::string worker{};  // a program of the shell in place of the worker; $JOB is a file with its input
+  std::string folder = "run";
+  std::string anchors{};
+  bool cancel = false;
+};
+
+class AgentsRunTest : public SessionTest {
+ protected:
+  void SetUp() override {
+    SessionTest::SetUp();
+    model_ = LoadTiny({});
+  }
+
+  static SessionOptions TinyOptions() {
+    SessionOptions options;
+    options.threads = 1;
+    options.batch = 64;
+    return options;
+  }
+
+  // The command line, beside this test.
+  static std::string Program() {
+    return std::filesystem::read_symlink("/proc/self/exe").parent_path() / "bin" / "qkvshare";
+  }
+
+  // One run, with all that it refers to.
+  struct Run {
+    Topology topology;
+    Schedule schedule;
+    std::unique_ptr<Runner> runner;
+    std::vector<std::string> notes;  // why turns were done again
+    Status status;
+    RunRecord record;
+  };
+
+  std::unique_ptr<Run> Start(const std::string& text, const Settings& settings = {}) {
+    auto run = std::make_unique<Run>();
+    run->topology = Take(ParseTopology(text, "t.yaml"));
+    run->schedule = Take(MakeSchedule(run->topology));
+    RunOptions options;
+    options.folder = Path(settings.folder);
+    options.resume = settings.resume;
+    options.anchors_folder = settings.anchors.empty() ? "" : Path(settings.anchors);
+    options.session = TinyOptions();
+    options.model_path = Path("model.gguf");
+    options.worker_command = {Program(), "agents", "worker"};
+    if (!settings.worker.empty()) options.worker_command = {"/bin/sh", "-c", settings.worker};
+    RunHooks hooks;
+    hooks.start = [&run = *run](size_t, const std::string& note) { run.notes.push_back(note); };
+    run->runner = std::make_unique<Runner>(run->topology, run->schedule, *model_, options, hooks);
+    if (settings.cancel) run->runner->Cancel();
+    run->status = run->runner->Run();
+    run->record = run->runner->Record();
+    return run;
+  }
+  std::unique_ptr<Run> Succeed(const std::string& text, const Settings& settings = {}) {
+    std::unique_ptr<Run> run = Start(text, settings);
+    EXPECT_TRUE(run->status.ok()) << run->status.message();
+    return run;
+  }
+  void Fail(const std::string& text, StatusCode code, const std::vector<std::string>& says,
+            const Settings& settings = {}) {
+    const std::unique_ptr<Run> run = Start(text, settings);
+    EXPECT_EQ(run->status.code(), code) << run->status.message();
+    for (const std::string& words : says) {
+      EXPECT_NE(run->status.message().find(words), std::string::npos) << run->status.message();
+    }
+  }
+  Card Open(const std::string& file) const { return Take(Card::Open(Path("run/" + file))); }
+
+  std::unique_ptr<Model> model_;
+};
+
+std::string Replaced(std::string text, const std::string& from, const std::string& to) {
+  const size_t at = text.find(from);
+  EXPECT_NE(at, std::string::npos) << from;
+  return text.replace(at, from.size(), to);
+}
+
+TEST_F(AgentsRunTest, AChainHandsItsContextOn) {
+  const auto run = Succeed(kChain);
+  const std::vector<TurnRecord>& turns = run->record.turns;
+  ASSERT_EQ(turns.size(), 3u);
+  EXPECT_EQ(turns[0].outcome, Outcome::kRead);
+  EXPECT_EQ(turns[0].mode, "prefill");
+  EXPECT_EQ(turns[1].mode, "fused");
+  uint32_t context = 0;
+  std::string parent;
+  for (const TurnRecord& turn : turns) {
+    EXPECT_EQ(turn.taken_tokens, context);
+    EXPECT_EQ(turn.card.tokens, turn.read_tokens + turn.generated_tokens);
+    const Card card = Open(turn.card.path);
+    EXPECT_EQ(ToHex(card.content_id()), turn.card.id);
+    EXPECT_EQ(card.first_token(), context);
+    EXPECT_EQ(card.has_parent() ? ToHex(card.parent()) : "", parent);
+    EXPECT_EQ(turn.taken.empty() ? "" : turn.taken.back().id, parent);
+    EXPECT_EQ(card.info().sender, turn.agent);
+    context += turn.card.tokens;
+    parent = turn.card.id;
+  }
+  EXPECT_EQ(turns[2].taken.size(), 2u);
+  EXPECT_NEAR(turns[2].code_bits, 4, 0.01);
+  EXPECT_GT(run->record.prefill_us_per_token, 0);
+  EXPECT_GT(run->record.ReprefillUs(turns[2]), 0);
+}
+
+// With cards of 16 bits, a chain of agents says, token for token, what one context says that is told the same.
+TEST_F(AgentsRunTest, AChainSaysWhatOneContextSays) {
+  const auto run = Succeed(kChain);
+  std::vector<int32_t> tokens;
+  const auto session = MakeSession(*model_);
+  for (const TurnRecord& turn : run->record.turns) {
+    const Card card = Open(turn.card.path);
+    const std::span<const int32_t> own = card.token_ids();
+    for (const std::span<const int32_t> part : {own.first(turn.read_tokens), own.subspan(turn.read_tokens)}) {
+      for (size_t i = 0; i < part.size(); ++i) {
+        const bool generated = part.data() != own.data();
+        if (!generated) break;
+        // Each generated token is the one that the context likes best.
+        const float* logits = session->logits();
+        ASSERT_NE(logits, nullptr);
+        const auto best = std::max_element(logits, logits + model_->vocab_size()) - logits;
+        EXPECT_EQ(part[i], best) << turn.turn << " token " << i;
+        ASSERT_TRUE(session->Prefill(part.subspan(i, 1), {}).ok());
+      }
+      if (part.data() == own.data()) {
+        const Status status = session->Prefill(part, {});
+        ASSERT_TRUE(status.ok()) << status.message();
+      }
+    }
+    tokens.insert(tokens.end(), own.begin(), own.end());
+  }
+  EXPECT_EQ(session->tokens(), tokens);
+  EXPECT_GE(run->record.turns[1].generated_tokens, 1u);
+}
+
+TEST_F(AgentsRunTest, OneCardServesSeveralReceivers) {
+  constexpr const char* kFan = R"(
+context: 512
+defaults: {bits: 8, predict: 5, temp: 0}
+agents:
+  reader: {prompt: The cat is at the mill., predict: 0}
+  a: {prompt: Where is it}
+  b: {prompt: Who is it}
+  c: {prompt: Where is it}
+  last: {prompt: What now}
+edges:
+  - {from: reader, to: a}
+  - {from: reader, to: b}
+  - {from: reader, to: c}
+  - {from: [a, b], to: last}
+)";
+  const auto run = Succeed(kFan);
+  const std::vector<TurnRecord>& turns = run->record.turns;
+  ASSERT_EQ(turns.size(), 5u);
+  EXPECT_EQ(turns[1].text, turns[3].text);  // the same question over the same card
+  EXPECT_EQ(turns[1].taken, turns[3].taken);
+  // The reader's card once, then both answers one after the other.
+  const TurnRecord& last = turns[4];
+  const std::vector<HandedCard> all = {turns[0].card, turns[1].card, turns[2].card};
+  EXPECT_EQ(last.taken, all);
+  EXPECT_EQ(last.taken_tokens, turns[0].card.tokens + turns[1].card.tokens + turns[2].card.tokens);
+  // CONTEXT
+}
+
+TEST_F(AgentsRunTest, ALoopGoesOnFromWhatItsLastAgentSaid) {
+  constexpr const char* kLoop = R"(
+context: 512
+defaults: {bits: 8, predict: 4, temp: 0}
+agents:
+  writer: {system: You write., prompt: Write}
+  critic: {prompt: Speak}
+edges:
+  - {from: writer, to: critic}
+  - {from: critic, to: writer, rounds: 2}
+)";
+  const auto run = Succeed(kLoop);
+  const std::vector<TurnRecord>& turns = run->record.turns;
+  ASSERT_EQ(turns.size(), 4u);
+  EXPECT_EQ(turns[2].turn, "writer.2");
+  const std::vector<HandedCard> all = {turns[0].card, turns[1].card, turns[2].card};
+  EXPECT_EQ(turns[3].taken, all);
+}
+
+TEST_F(AgentsRunTest, WhoSharesPartsHandsOnNoMore) {
+  constexpr const char* kParts = R"(
+context: 512
+defaults: {bits: 8, predict: 6, temp: 0}
+agents:
+  reader: {prompt: The cat is at the mill and nobody is there., shares: generated}
+  writer: {prompt: Where is it}
+edges:
+  - {from: reader, to: writer}
+)";
+  const auto run = Succeed(kParts);
+  const TurnRecord& reader = run->record.turns[0];
+  const TurnRecord& writer = run->record.turns[1];
+  // The start of the context, for the attention that it draws, and what was generated.
+  ASSERT_EQ(reader.gives.size(), 2u);
+  EXPECT_EQ(reader.gives[0].id, reader.card.id);
+  EXPECT_EQ(reader.gives[0].tokens, 4u);
+  EXPECT_EQ(reader.gives[1].tokens, reader.generated_tokens);
+  EXPECT_EQ(writer.taken, reader.gives);
+  EXPECT_EQ(writer.taken_tokens, 4 + reader.generated_tokens);
+  const Card whole = Open("reader.card");
+  const Card part = Open(reader.gives[1].path);
+  const auto generated = whole.token_ids().subspan(reader.read_tokens);
+  EXPECT_TRUE(std::equal(generated.begin(), generated.end(), part.token_ids().begin(), part.token_ids().end()));
+}
+
+TEST_F(AgentsRunTest, OutcomesAreReportedAndDoNotEndTheRun) {
+  // A stop text that is there at once.
+  const auto first =
+      Succeed(Replaced(kChain, "writer: {", "writer: {stop: ['a', 'e', ' ', 't', 's', 'n', 'i', 'o'], "));
+  EXPECT_EQ(first->record.turns.size(), 3u);
+  // The context ends within the answer.
+  Settings other{.folder = "full"};
+  const uint32_t room = first->record.turns[0].card.tokens + first->record.turns[1].read_tokens + 3;
+  std::string two = Replaced(kChain, "context: 512", "context: " + std::to_string(room));
+  two = Replaced(two, "  - {from: writer, to: editor}\n", "");
+  two = Replaced(two, "  editor: {prompt: Say it again, bits: 4}\n", "");
+  const auto full = Succeed(two, other);
+  const TurnRecord& writer = full->record.turns[1];
+  EXPECT_EQ(writer.outcome, Outcome::kFull);
+  EXPECT_EQ(writer.generated_tokens, 3u);
+  EXPECT_EQ(writer.taken_tokens + writer.read_tokens + writer.generated_tokens, room);
+  // ... before it.
+  other.folder = "none";
+  Fail(Replaced(two, "context: " + std::to_string(room), "context: " + std::to_string(room - 3)),
+       StatusCode::kOutOfRange, {"agent 'writer', which takes over from reader", "'context'"}, other);
+}
+
+TEST_F(AgentsRunTest, AnAnswerThatEndsAtOnceIsEmpty) {
+  const auto session = MakeSession(*model_);
+  const std::string prompt = Take(model_->ApplyChatTemplate({{"user", "Where is the cat"}}, true));
+  ASSERT_TRUE(session->Prefill(model_->Tokenize(prompt, true), {}).ok());
+  GenerateOptions generate;
+  generate.predict = 1;
+  generate.sampling = {1e5f, 0, 1, 0, 0};  // every token is as likely: some seed ends at once
+  while (Take(Generate(session.get(), generate)).end_token < 0 && generate.sampling.seed < 5000) {
+    ++generate.sampling.seed;
+  }
+  const auto run = Succeed(Replaced(kChain, "{system: You read., prompt: The cat is at the mill., predict: 0}",
+                                    "{prompt: Where is the cat, temp: 100000, top_k: 0, top_p: 1, min_p: 0, seed: " +
+                                        std::to_string(generate.sampling.seed) + "}"));
+  const TurnRecord& reader = run->record.turns[0];
+  EXPECT_EQ(reader.outcome, Outcome::kEmpty);
+  EXPECT_EQ(reader.text, "");
+  EXPECT_EQ(reader.generated_tokens, 1u);  // the end, which those after it need not say
+  EXPECT_EQ(run->record.turns.size(), 3u);
+}
+
+TEST_F(AgentsRunTest, ARunGoesOnWhereItWasCutShort) {
+  const auto first = Succeed(kChain);
+  std::filesystem::remove(Path("run/editor.json"));
+  const auto second = Succeed(kChain, {.resume = true});
+  EXPECT_EQ(second->notes, std::vector<std::string>{""});  // only the editor
+  EXPECT_TRUE(second->record.turns[1].resumed);
+  EXPECT_FALSE(second->record.turns[2].resumed);
+  EXPECT_EQ(second->record.turns[2].text, first->record.turns[2].text);
+  // What has changed is done again, and what follows from it.
+  const auto third = Succeed(Replaced(kChain, "Where is it", "Who is it"), {.resume = true});
+  ASSERT_EQ(third->notes.size(), 2u);
+  EXPECT_NE(third->notes[0].find("another instruction"), std::string::npos) << third->notes[0];
+  EXPECT_TRUE(third->record.turns[0].resumed);
+}
+
+TEST_F(AgentsRunTest, ADamagedCardIsMadeAgain) {
+  Succeed(kChain);
+  {
+    std::fstream file(Path("run/writer.card"), std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(-100, std::ios::end);
+    file.put('\x55');
+    file.put('\x55');
+  }
+  const auto run = Succeed(kChain, {.resume = true});
+  ASSERT_GE(run->notes.size(), 1u);
+  EXPECT_NE(run->notes[0].find("writer.card"), std::string::npos) << run->notes[0];
+  EXPECT_TRUE(run->record.turns[0].resumed);
+  EXPECT_FALSE(run->record.turns[1].resumed);
+}
+
+TEST_F(AgentsRunTest, FoldersOfOthersAreLeftAlone) {
+  Succeed(kChain);
+  Fail(kChain, StatusCode::kInvalidArgument, {"--resume"});
+  std::filesystem::create_directories(Path("other"));
+  std::ofstream(Path("other/letter.txt")) << "dear";
+  for (const bool resume : {false, true}) {
+    Fail(kChain, StatusCode::kInvalidArgument, {"other files"}, {.resume = resume, .folder = "other"});
+  }
+  const auto held = Take(RunRecords::Open(Path("run"), true));
+  Fail(kChain, StatusCode::kIo, {"another run"}, {.resume = true});
+}
+
+TEST_F(AgentsRunTest, ACancelledRunKeepsWhatIsDone) {
+  Fail(kChain, StatusCode::kCancelled, {"agent 'reader'"}, {.cancel = true});
+  Succeed(kChain, {.resume = true});
+}
+
+class AgentsWorkerTest : public AgentsRunTest {
+ protected:
+  const std::string chain_ =
+      Replaced(kChain, "{prompt: Where is it}", "{prompt: Where is it, placement: worker, timeout: 30}");
+  // What the true worker says, with `change` in the shell after it.
+  static std::string True(const std::string& change) { return "'" + Program() + "' agents worker" + change; }
+};
+
+TEST_F(AgentsWorkerTest, AWorkerSaysTheSame) {
+  const auto here = Succeed(kChain, {.folder = "here"});
+  const auto there = Succeed(chain_);
+  EXPECT_TRUE(there->record.turns[1].worker);
+  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(here->record.turns[i].text, there->record.turns[i].text);
+}
+
+TEST_F(AgentsWorkerTest, WorkersThatFailAreNamed) {
+  const std::vector<std::string> whose = {"agent 'writer', which takes over from reader: "};
+  const auto fails = [&](StatusCode code, const std::string& says, const std::string& program) {
+    std::vector<std::string> all = whose;
+    all.push_back(says);
+    Fail(chain_, code, all, {.resume = true, .worker = program});
+    EXPECT_TRUE(std::filesystem::exists(Path("run/reader.json")));  // what is done is kept
+    EXPECT_FALSE(std::filesystem::exists(Path("run/writer.json")));
+  };
+  fails(StatusCode::kInternal, "signal 9", "kill -9 $$");
+  fails(StatusCode::kInternal, "code 7", "echo worn out >&2; exit 7");
+  fails(StatusCode::kInternal, "worn out", "echo worn out >&2; exit 7");
+  fails(StatusCode::kCorrupt, "without a result", "cat > /dev/null");
+  fails(StatusCode::kCorrupt, "no worker says", "echo '{\"turn\": 5'");
+  fails(StatusCode::kOutOfRange, "too long",
+        R"(echo '{"error": {"code": "out_of_range", "message": "too long"}}'; exit 5)");
+}
+
+TEST_F(AgentsWorkerTest, AWorkerThatHangsIsEnded) {
+  Fail(Replaced(chain_, "timeout: 30", "timeout: 1"), StatusCode::kInternal, {"agent 'writer'", "1 second"},
+       {.worker = "sleep 100"});
+}
+
+TEST_F(AgentsWorkerTest, DamagedCardsOfWorkersDoNotCount) {
+  const std::string card = Path("run/writer.card");
+  const std::vector<std::pair<std::string, std::string>> damages = {
+      {"; printf x | dd of='" + card + "' bs=1 seek=5000 conv=notrunc 2>/dev/null", "damaged"},
+      {"; cp '" + Path("run/reader.card") + "' '" + card + "'", "writer.card is not the card"},
+      {"; rm '" + card + "'", "writer.card"},
+      {" | sed 's/\"tokens\":[0-9]*/\"tokens\":1/g'", "damaged"},
+      {" | sed 's/\"taken_tokens\":[0-9]*/\"taken_tokens\":1/g'", "continue"},
+      {" | sed 's/reader.card/..\\/reader.card/'", "another turn"},
+  };
+  for (const auto& [damage, says] : damages) {
+    SCOPED_TRACE(damage);
+    const StatusCode code = damage.starts_with("; rm") ? StatusCode::kNotFound : StatusCode::kCorrupt;
+    Fail(chain_, code, {"agent 'writer'", says}, {.resume = true, .worker = True(damage)});
+  }
+  Succeed(chain_, {.resume = true});
+}
+
+}  // namespace
+}  // namespace qkvshare
