@@ -1,0 +1,133 @@
+#!/usr/bin/env python3
+"""qkvshare agents run."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+
+from cli_support import (INTERRUPTED, MISSING, TOO_LONG, USAGE, CliTest, environment, folder, main, path, setUpModule,
+                         words_of)
+
+CHAIN = """
+context: 512
+defaults: {bits: 8, predict: 6, temp: 0}
+inputs:
+  place: {text: the mill}
+agents:
+  reader: {system: You read., prompt: "The cat is at {place}.", predict: 0}
+  writer: {prompt: Where is it, placement: worker}
+  editor: {prompt: Say it again}
+  other: {prompt: Say nothing, shares: [generated]}
+edges:
+  - {from: reader, to: writer}
+  - {from: writer, to: editor}
+  - {from: reader, to: other}
+"""
+
+
+class AgentsRunTest(CliTest):
+    def setUp(self):
+        for leftover in folder.glob("*.run"):
+            shutil.rmtree(leftover)
+        (folder / "t.yaml").write_text(CHAIN, encoding="utf-8")
+
+    def start(self, text, *arguments):
+        (folder / "t.yaml").write_text(text, encoding="utf-8")
+        return subprocess.Popen(words_of(["agents", "run", path("t.yaml"), *arguments]), cwd=folder, env=environment,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def test_what_it_prints(self):
+        done = self.execute("agents", "run", path("t.yaml"), "--html", path("t.html"))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        # What those wrote who hand on to nobody.
+        self.assertRegex(done.stdout.decode(), r"(?s)\Aother:\n.*\neditor:\n.*\n\Z")
+        notes = done.stderr.decode()
+        for line in (r"reader: 0 tokens taken over, \d+ read, 0 written \(read\); card of .* at 8\.\d+ bits",
+                     r"turn +taken over +read +written +ended +handed on +first token +re-prefill +mode",
+                     r"writer .* fused, worker", r"tokens taken over, .* handed on; first tokens after .* in all"):
+            self.assertRegex(notes, line)
+        self.assertEqual(sorted(file.name for file in (folder / "t.run").iterdir()),
+                         ["editor.card", "editor.json", "other.card", "other.json", "other.part1.card",
+                          "qkvshare.run", "reader.card", "reader.json", "writer.card", "writer.json"])
+        page = (folder / "t.html").read_text(encoding="utf-8")
+        self.assertIn("<svg", page)
+        self.assertIn("Where is it", page)
+        self.assertNotIn("http:", re.sub(r"http://www\.w3\.org/\S+", "", page))
+        (folder / "t.html").unlink()
+
+    def test_report(self):
+        report = self.report("agents", "run", path("t.yaml"))
+        turns = {turn["turn"]: turn for turn in report["turns"]}
+        self.assertEqual(list(turns), ["reader", "writer", "other", "editor"])
+        self.assertEqual([turns[name]["mode"] for name in turns], ["prefill", "fused", "fused", "fused"])
+        self.assertTrue(turns["writer"]["worker"])
+        self.assertEqual(turns["reader"]["prompt"], "The cat is at the mill.")
+        self.assertEqual(report["totals"]["taken_tokens"], sum(turn["taken_tokens"] for turn in report["turns"]))
+        self.assertGreater(turns["editor"]["reprefill_us"], 0)
+        for turn in turns.values():
+            names = [stage["stage"] for stage in turn["stages"]]
+            self.assertEqual(names[-1], "write", names)
+            first = [stage["us"] for stage in turn["stages"]
+                     if stage["stage"] in ("open", "attach", "prefill", "first_token")]
+            self.assertEqual(turn["ttft_us"], sum(first))
+        # A card of the run is one like others: whoever has it goes on from there.
+        answer = self.report("run", "--card", path("t.run/editor.card"), "--chat", "-p", "And", "-n", "3")
+        self.assertEqual(answer["cached_tokens"], turns["editor"]["taken_tokens"] + turns["editor"]["card"]["tokens"])
+
+    def test_the_same_again(self):
+        texts = [[turn["text"] for turn in self.report("agents", "run", path("t.yaml"), "--dir", path(name))["turns"]]
+                 for name in ("one.run", "two.run")]
+        self.assertEqual(*texts)
+
+    def test_resume(self):
+        self.succeed("agents", "run", path("t.yaml"))
+        self.fail_with(USAGE, "agents", "run", path("t.yaml"), says="--resume")
+        report = self.report("agents", "run", path("t.yaml"), "--resume")
+        self.assertTrue(all(turn["resumed"] for turn in report["turns"]))
+        (folder / "t.yaml").write_text(CHAIN.replace("Say it again", "Say it twice"), encoding="utf-8")
+        done = self.execute("agents", "run", path("t.yaml"), "--resume")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertRegex(done.stderr.decode(), r"(?m)^editor: done again: ")
+        self.assertEqual(done.stderr.count(b"done again"), 1)
+
+    def test_a_run_that_is_interrupted_goes_on(self):
+        # The worker's limit lets the test end it while it writes.
+        long = CHAIN.replace("{prompt: Where is it, placement: worker}",
+                             "{prompt: Where is it, placement: worker, predict: 1000000, stop: qqqqqq}")
+        run = self.start(long.replace("context: 512", "context: 0"), "-c", "60000", "-m", path("long.gguf"))
+        deadline = time.monotonic() + 120
+        while not (folder / "t.run" / "reader.json").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(0.3)
+        run.send_signal(signal.SIGINT)
+        out, error = run.communicate(timeout=60)
+        self.assertEqual((run.returncode, out), (INTERRUPTED, b""), error)
+        self.assertRegex(error.decode(), r"error: agent 'writer', which takes over from reader: .*1 of 4 turns are done.*--resume")
+        report = self.report("agents", "run", path("t.yaml"), "--resume")
+        self.assertEqual(len(report["turns"]), 4)
+
+    def test_anchors_of_an_earlier_run(self):
+        text = CHAIN.replace("prompt: \"The cat is at {place}.\"", "policy: topology, bits: 5, prompt: \"The cat is at {place}.\"")
+        (folder / "t.yaml").write_text(text, encoding="utf-8")
+        first = self.report("agents", "run", path("t.yaml"), "--dir", path("one.run"))
+        again = self.report("agents", "run", path("t.yaml"), "--dir", path("two.run"), "--anchors-from", path("one.run"))
+        self.assertNotIn("anchors", first["turns"][0]["features"])
+        self.assertIn("anchors", again["turns"][0]["features"])
+        self.fail_with(MISSING, "agents", "run", path("t.yaml"), "--dir", path("three.run"), "--anchors-from",
+                       path("none"), says="none")
+
+    def test_errors(self):
+        run = ["agents", "run", path("t.yaml")]
+        self.fail_with(USAGE, "agents", "run", says="file")
+        self.fail_with(MISSING, "agents", "run", path("none.yaml"), says="none.yaml")
+        self.fail_with(USAGE, *run, "--html", path("t.yaml"), says="overwritten")
+        self.fail_with(USAGE, *run, "--parallel", "0", says="parallel")
+        self.fail_with(TOO_LONG, *run, "-c", "20", says=["agent 'reader'", "needed"])
+
+
+if __name__ == "__main__":
+    main()
