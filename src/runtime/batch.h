@@ -1,4 +1,4 @@
-// A batch of llama.cpp for tokens of one sequence. For sources of this module only: it sees llama.cpp.
+// A batch of llama.cpp for tokens of one sequence or several. For sources of this module only: it sees llama.cpp.
 #pragma once
 
 #include <cstddef>
@@ -16,12 +16,13 @@ class Batch {
   Batch(const Batch&) = delete;
   Batch& operator=(const Batch&) = delete;
 
-  void Add(int32_t token, size_t position, bool logits) {
+  void Add(int32_t token, size_t position, bool logits) { AddTo(sequence_, token, position, logits); }
+  void AddTo(int sequence, int32_t token, size_t position, bool logits) {
     const int32_t i = batch_.n_tokens++;
     batch_.token[i] = token;
     batch_.pos[i] = static_cast<llama_pos>(position);
     batch_.n_seq_id[i] = 1;
-    batch_.seq_id[i][0] = sequence_;
+    batch_.seq_id[i][0] = sequence;
     batch_.logits[i] = static_cast<int8_t>(logits);
   }
   const llama_batch& get() const { return batch_; }

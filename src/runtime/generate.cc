@@ -31,6 +31,16 @@ Sampler MakeSampler(const SamplingOptions& options) {
   return chain;
 }
 
+// llama_sampler_sample, from logits that are not the last ones of the context.
+int32_t Sample(llama_sampler* sampler, const float* logits, std::vector<llama_token_data>* scratch) {
+  for (size_t i = 0; i < scratch->size(); ++i) (*scratch)[i] = {static_cast<llama_token>(i), logits[i], 0.0f};
+  llama_token_data_array all{scratch->data(), scratch->size(), /*selected=*/-1, /*sorted=*/false};
+  llama_sampler_apply(sampler, &all);
+  const llama_token token = all.data[all.selected].id;
+  llama_sampler_accept(sampler, token);
+  return token;
+}
+
 // How much of the text's end may be the beginning of a stop text.
 size_t OpenEnd(const std::string& text, const std::vector<std::string>& stop) {
   size_t longest = 0;
@@ -45,45 +55,49 @@ size_t OpenEnd(const std::string& text, const std::vector<std::string>& stop) {
 // One answer while it is generated: its sampler, what there is of it, and whether it goes on.
 class Answer {
  public:
-  Answer(const Session& session, const GenerateOptions& options)
-      : session_(session), options_(options), sampler_(MakeSampler(options.sampling)) {}
+  Answer(const Model& model, const SequenceOptions& wanted)
+      : model_(model),
+        options_(wanted.options),
+        sequence_(wanted.sequence),
+        sampler_(MakeSampler(options_.sampling)),
+        goes_on_(options_.predict > 0) {}
 
-  static Status Check(const GenerateOptions& options) {
-    const auto empty = [](const std::string& text) { return text.empty(); };
-    if (std::none_of(options.stop.begin(), options.stop.end(), empty)) return {};
-    return {StatusCode::kInvalidArgument, "a stop text is empty; leave it out"};
-  }
+  int sequence() const { return sequence_; }
+  // Whether a token is wanted.
+  bool goes_on() const { return goes_on_; }
+  // The one that was sampled last, to be decoded before the next.
+  SequenceTokens last() const { return {sequence_, {&out_.tokens.back(), 1}}; }
 
-  // Samples the next token, from the logits of the last decode call. Returns whether another one is wanted.
-  Result<bool> Next(const float* logits) {
+  // Samples the next token. scratch: as many as the model has tokens.
+  Status Next(const float* logits, std::vector<llama_token_data>* scratch) {
     Stopwatch watch;
-    if (!std::all_of(logits, logits + session_.model().vocab_size(), [](float x) { return std::isfinite(x); })) {
+    if (!std::all_of(logits, logits + scratch->size(), [](float x) { return std::isfinite(x); })) {
       return Status(StatusCode::kNonFinite,
                     "the model's logits are not finite; check the model file and the RoPE flags");
     }
-    const int32_t token = llama_sampler_sample(sampler_.get(), session_.handle(), -1);
+    const int32_t token = Sample(sampler_.get(), logits, scratch);
     if (out_.tokens.empty()) out_.first_token_us = watch.LapUs();
-    if (session_.model().IsEndOfGeneration(token)) {
-      out_.stop = StopReason::kEndToken;
+    if (model_.IsEndOfGeneration(token)) {
       out_.end_token = token;
-      return false;
+      Stop(StopReason::kEndToken);
+      return {};
     }
     out_.tokens.push_back(token);
-    if (AddText(session_.model().Piece(token))) {
-      out_.stop = StopReason::kStopText;
-      return false;
+    if (AddText(model_.Piece(token))) {
+      Stop(StopReason::kStopText);
+    } else if (out_.tokens.size() == options_.predict) {
+      Stop(StopReason::kLength);
     }
-    return out_.tokens.size() < options_.predict;
+    return {};
   }
 
-  int32_t token() const { return out_.tokens.back(); }
-  void StopFor(StopReason reason) { out_.stop = reason; }
-
-  Generation Finish() {
+  void Stop(StopReason reason) {
+    out_.stop = reason;
+    goes_on_ = false;
     if (shown_ < out_.text.size()) Show(out_.text.size());
     out_.total_us = total_.LapUs();
-    return std::move(out_);
   }
+  Generation Take() { return std::move(out_); }
 
  private:
   // Returns whether the text ends here.
@@ -107,13 +121,45 @@ class Answer {
     shown_ = end;
   }
 
-  const Session& session_;
+  const Model& model_;
   const GenerateOptions& options_;
+  const int sequence_;
   Sampler sampler_;
   Stopwatch total_;
   Generation out_;
   size_t shown_ = 0;  // bytes of the text
+  bool goes_on_;
 };
+
+Status CheckWanted(const Session& session, std::span<const SequenceOptions> wanted) {
+  std::vector<SequenceTokens> parts;
+  const int32_t any = 0;
+  for (const SequenceOptions& one : wanted) {
+    QKV_RETURN_IF_ERROR(session.CheckSequence(one.sequence));
+    if (session.logits(one.sequence) == nullptr) {
+      return {StatusCode::kInvalidArgument,
+              "generate: the last token has not been decoded, so there is nothing to continue"};
+    }
+    const auto empty = [](const std::string& text) { return text.empty(); };
+    if (std::any_of(one.options.stop.begin(), one.options.stop.end(), empty))
+      return {StatusCode::kInvalidArgument, "a stop text is empty; leave it out"};
+    parts.push_back({one.sequence, {&any, 1}});
+  }
+  return wanted.empty() ? Status() : session.CheckTogether(parts);
+}
+
+// The last token of each answer that goes on; those without room for it end.
+std::vector<SequenceTokens> NextCall(const Session& session, std::vector<Answer>* answers) {
+  std::vector<SequenceTokens> parts;
+  for (Answer& answer : *answers) {
+    if (!answer.goes_on()) continue;
+    parts.push_back(answer.last());
+    if (session.CheckRoomFor(parts).ok()) continue;
+    parts.pop_back();
+    answer.Stop(StopReason::kContext);
+  }
+  return parts;
+}
 
 }  // namespace
 
@@ -128,39 +174,46 @@ const char* StopReasonName(StopReason reason) {
   return "unknown";
 }
 
-Result<Generation> Generate(Session* session, const GenerateOptions& options, int sequence) {
-  if (session->logits(sequence) == nullptr) {
-    return Status(StatusCode::kInvalidArgument,
-                  "generate: the last token has not been decoded, so there is nothing to continue");
-  }
-  QKV_RETURN_IF_ERROR(Answer::Check(options));
-  Answer answer(*session, options);
-  size_t decoded = 0;
-  for (bool wanted = options.predict > 0; wanted;) {
-    QKV_ASSIGN_OR_RETURN(wanted, answer.Next(session->logits(sequence)));
-    if (!wanted) break;
-    if (!session->CheckRoom(session->tokens(sequence).size() + 1, sequence).ok()) {
-      answer.StopFor(StopReason::kContext);
-      break;
+std::span<const int32_t> Generation::rest() const {
+  if (end_token >= 0) return {&end_token, 1};
+  return std::span(tokens).last(tokens.empty() ? 0 : 1);
+}
+
+Result<std::vector<Generation>> GenerateMany(Session* session, std::span<const SequenceOptions> wanted) {
+  QKV_RETURN_IF_ERROR(CheckWanted(*session, wanted));
+  std::vector<Answer> answers;
+  answers.reserve(wanted.size());
+  std::vector<llama_token_data> scratch(static_cast<size_t>(session->model().vocab_size()));
+  for (const SequenceOptions& one : wanted) answers.emplace_back(session->model(), one);
+  while (true) {
+    for (Answer& answer : answers) {
+      if (answer.goes_on()) QKV_RETURN_IF_ERROR(answer.Next(session->logits(answer.sequence()), &scratch));
     }
-    const int32_t token = answer.token();
-    PrefillOptions prefill;
-    prefill.window = options.window != nullptr && decoded++ % options.window_stride == 0 ? 1 : 0;
-    const Status status = session->Prefill({&token, 1}, prefill, sequence);
+    const std::vector<SequenceTokens> parts = NextCall(*session, &answers);
+    if (parts.empty()) break;
+    const Status status = session->DecodeTogether(parts);
     if (status.code() == StatusCode::kCancelled) {
-      answer.StopFor(StopReason::kCancelled);
+      for (Answer& answer : answers) {
+        if (answer.goes_on()) answer.Stop(StopReason::kCancelled);
+      }
       break;
     }
     QKV_RETURN_IF_ERROR(status);
-    if (prefill.window > 0) AppendWindow(session->window(sequence), options.window);
   }
-  return answer.Finish();
+  std::vector<Generation> generations;
+  generations.reserve(answers.size());
+  for (Answer& answer : answers) generations.push_back(answer.Take());
+  return generations;
+}
+
+Result<Generation> Generate(Session* session, const GenerateOptions& options, int sequence) {
+  const SequenceOptions wanted{sequence, options};
+  QKV_ASSIGN_OR_RETURN(std::vector<Generation> generations, GenerateMany(session, {&wanted, 1}));
+  return std::move(generations.front());
 }
 
 Status DecodeRest(const Generation& generation, Session* session, int sequence) {
-  if (generation.end_token >= 0) return session->Prefill({&generation.end_token, 1}, {}, sequence);
-  if (generation.tokens.empty()) return {};
-  return session->Prefill({&generation.tokens.back(), 1}, {}, sequence);
+  return generation.rest().empty() ? Status() : session->Prefill(generation.rest(), {}, sequence);
 }
 
 }  // namespace qkvshare

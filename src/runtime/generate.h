@@ -3,10 +3,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
-#include "policy/attention_window.h"
 #include "qkvshare/status.h"
 #include "runtime/session.h"
 
@@ -30,10 +30,6 @@ struct GenerateOptions {
   // Called with the text of each token as it comes; with stop texts, as soon as it is known that none begins there.
   // May be empty.
   std::function<void(const std::string&)> on_text;
-  // Of the generated tokens that are decoded, the queries of the first and of every stride-th after it are added to
-  // this window, which is one of this sequence. Null: none.
-  AttentionWindow* window = nullptr;
-  uint32_t window_stride = 1;
 };
 
 enum class StopReason { kEndToken, kLength, kContext, kCancelled, kStopText };
@@ -48,6 +44,9 @@ struct Generation {
   int32_t end_token = -1;      // the one that stopped it, not in tokens and not decoded
   int64_t first_token_us = 0;  // sampling the first token
   int64_t total_us = 0;
+
+  // What Generate left to be decoded: the end token, or the last one sampled; empty where there is none.
+  std::span<const int32_t> rest() const;
 };
 
 // Continues after the sequence's last token, which must have been decoded (its logits are there). A sampled token is
@@ -55,6 +54,18 @@ struct Generation {
 // no error: what has been sampled is returned. kInvalidArgument for an empty stop text; kNonFinite where the model's
 // logits are not numbers.
 Result<Generation> Generate(Session* session, const GenerateOptions& options, int sequence = 0);
+
+struct SequenceOptions {
+  int sequence = 0;
+  GenerateOptions options;
+};
+
+// The same for several sequences, whose last tokens were decoded by one call (Session::DecodeTogether): a token of each
+// a call, for as long as any goes on. Each has a sampler of its own and ends for itself; where the context is full the
+// last of them end first. What a sequence gets is what it would get alone but for rounding (DecodeTogether). Errors as
+// Generate, for all of them; also kInvalidArgument for more sequences than a call has tokens, or one that is there
+// twice.
+Result<std::vector<Generation>> GenerateMany(Session* session, std::span<const SequenceOptions> wanted);
 
 // Decodes what Generate left: the last token sampled, or the end token. Then the session holds all that was generated.
 // kOutOfRange, and nothing is changed, where the context is full.

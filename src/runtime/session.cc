@@ -9,20 +9,29 @@
 #include "runtime/batch.h"
 
 namespace qkvshare {
-Status Session::Decode(std::span<const int32_t> tokens, bool all_logits, int sequence) {
-  std::vector<int32_t>& held = tokens_[static_cast<size_t>(sequence)];
-  Batch batch(tokens.size(), sequence);
-  for (size_t i = 0; i < tokens.size(); ++i)
-    batch.Add(tokens[i], held.size() + i, all_logits || i + 1 == tokens.size());
-  logits_sequence_ = -1;
+Status Session::Decode(std::span<const SequenceTokens> parts, bool all_logits) {
+  size_t count = 0;
+  for (const SequenceTokens& part : parts) count += part.tokens.size();
+  Batch batch(count, 0);
+  std::vector<int32_t> rows(logits_rows_.size(), -1);
+  for (const auto& [sequence, tokens] : parts) {
+    const size_t held = this->tokens(sequence).size();
+    for (size_t i = 0; i < tokens.size(); ++i)
+      batch.AddTo(sequence, tokens[i], held + i, all_logits || i + 1 == tokens.size());
+    rows[static_cast<size_t>(sequence)] = batch.get().n_tokens - 1;
+  }
+  logits_rows_.assign(logits_rows_.size(), -1);
   int32_t result = 0;
   if (Status status = card_context_->Decode(batch.get(), &result); !status.ok()) {
-    SyncTokens(sequence);
+    for (const SequenceTokens& part : parts) SyncTokens(part.sequence);
     return status;
   }
-  held.insert(held.end(), tokens.begin(), tokens.end());
-  Keep(sequence, held.size() - tokens.size());
-  logits_sequence_ = sequence;
+  for (const auto& [sequence, tokens] : parts) {
+    std::vector<int32_t>& held = tokens_[static_cast<size_t>(sequence)];
+    held.insert(held.end(), tokens.begin(), tokens.end());
+    Keep(sequence, held.size() - tokens.size());
+  }
+  logits_rows_ = std::move(rows);
   return {};
 }
 
@@ -101,7 +110,8 @@ Status Session::Prefill(std::span<const int32_t> tokens, const PrefillOptions& o
     const bool capture = options.window > 0 && done + n > window_start;
     if (capture)
       card_context_->probe()->CaptureFrom(static_cast<uint32_t>(window_start > done ? window_start - done : 0));
-    const Status status = Decode(tokens.subspan(done, n), options.logits != nullptr, sequence);
+    const SequenceTokens part{sequence, tokens.subspan(done, n)};
+    const Status status = Decode({&part, 1}, options.logits != nullptr);
     card_context_->probe()->StopCapturing();
     if (!status.ok()) {
       card_context_->probe()->TakeQueries();
@@ -114,6 +124,46 @@ Status Session::Prefill(std::span<const int32_t> tokens, const PrefillOptions& o
   }
   if (options.window > 0) TakeWindow(start + window_start, start + tokens.size(), options, sequence);
   return {};
+}
+
+Status Session::CheckRoomFor(std::span<const SequenceTokens> parts) const {
+  size_t needed = 0;
+  for (int sequence = 0; sequence < options_.sequences; ++sequence) needed += rows(sequence);
+  for (const auto& [sequence, tokens] : parts) {
+    QKV_RETURN_IF_ERROR(CheckRoom(this->tokens(sequence).size() + tokens.size(), sequence));
+    needed += tokens.size();
+  }
+  if (needed <= cells_) return {};
+  return {StatusCode::kOutOfRange, fmt::format("the context is too short: {} tokens needed for all sequences, {} "
+                                               "available; use a larger -c",
+                                               needed, cells_)};
+}
+
+Status Session::CheckTogether(std::span<const SequenceTokens> parts) const {
+  size_t count = 0;
+  std::vector<bool> taken(tokens_.size());
+  for (const auto& [sequence, tokens] : parts) {
+    QKV_RETURN_IF_ERROR(CheckSequence(sequence));
+    QKV_RETURN_IF_ERROR(CheckTokens(tokens));
+    if (tokens.empty()) {
+      return {StatusCode::kInvalidArgument, fmt::format("there are no tokens to decode in sequence {}", sequence)};
+    }
+    if (taken[static_cast<size_t>(sequence)]) {
+      return {StatusCode::kInvalidArgument,
+              fmt::format("sequence {} is there twice: give its tokens at once", sequence)};
+    }
+    taken[static_cast<size_t>(sequence)] = true;
+    count += tokens.size();
+  }
+  if (count > 0 && count <= batch_) return {};
+  return {StatusCode::kInvalidArgument, fmt::format("{} tokens in one call: give 1 to {}", count, batch_)};
+}
+
+Status Session::DecodeTogether(std::span<const SequenceTokens> parts) {
+  QKV_RETURN_IF_ERROR(CheckTogether(parts));
+  QKV_RETURN_IF_ERROR(CheckRoomFor(parts));
+  window_ = {};
+  return Decode(parts, /*all_logits=*/false);
 }
 
 // The captured queries of tokens [first, end), as they were before llama.cpp rotated them.
@@ -135,7 +185,9 @@ const AttentionWindow& Session::window(int sequence) const {
 }
 
 const float* Session::logits(int sequence) const {
-  return sequence >= 0 && logits_sequence_ == sequence ? llama_get_logits_ith(context_, -1) : nullptr;
+  if (!CheckSequence(sequence).ok()) return nullptr;
+  const int32_t row = logits_rows_[static_cast<size_t>(sequence)];
+  return row >= 0 ? llama_get_logits_ith(context_, row) : nullptr;
 }
 
 Result<std::vector<uint8_t>> Session::SaveState(int sequence) const {
@@ -227,7 +279,7 @@ void Session::KeepCards(size_t tokens, int sequence) {
 
 // What is known of a sequence's last tokens, which are no longer its last.
 void Session::ForgetEnd(int sequence) {
-  if (logits_sequence_ == sequence) logits_sequence_ = -1;
+  logits_rows_[static_cast<size_t>(sequence)] = -1;
   if (window_sequence_ == sequence) window_ = {};
 }
 

@@ -64,6 +64,12 @@ struct PrefillOptions {
   std::function<void(size_t, const float*)> logits;
 };
 
+// The next tokens of one sequence.
+struct SequenceTokens {
+  int sequence = 0;
+  std::span<const int32_t> tokens;
+};
+
 // llama.cpp's sequence ids. With a sliding window there is one more, for CardContext::SaveState. And llama.cpp gives
 // the cells of tokens that have left the window to whoever needs one, unless they belong to two sequences: each of
 // several sequences has a keeper that holds on to them.
@@ -92,11 +98,20 @@ class Session {
   // (needed and available); kUnsupported for a window without flash attention; kCancelled after a whole number of
   // tokens.
   Status Prefill(std::span<const int32_t> tokens, const PrefillOptions& options, int sequence = 0);
+  // Decodes the next tokens of several sequences in one call; then there are the logits of the last token of each. A
+  // sequence gets what it would get alone but for rounding: llama.cpp multiplies one row of a call in another way than
+  // several, and several at a time; attention over attached cards does not depend on the call. kInvalidArgument: no
+  // tokens, a sequence twice, more tokens than a call takes (`batch`); else as Prefill. All of it or nothing is done.
+  Status DecodeTogether(std::span<const SequenceTokens> parts);
+  // Whether it could, but for room: kInvalidArgument.
+  Status CheckTogether(std::span<const SequenceTokens> parts) const;
+  // Whether the context holds these tokens too: kOutOfRange, as CheckRoom.
+  Status CheckRoomFor(std::span<const SequenceTokens> parts) const;
   // The window of the last Prefill; its tokens count from the first one after attached cards. Empty where none was
   // asked for, it was of another sequence, or its tokens are no longer there.
   const AttentionWindow& window(int sequence = 0) const;
-  // Logits of the token that was decoded last, [vocab]; nullptr where it is not the last one of this sequence (after a
-  // restore, or after another sequence's turn).
+  // Logits of the sequence's last token, [vocab]; nullptr where it was not decoded by the last call (but restored, or
+  // before another sequence's turn).
   const float* logits(int sequence = 0) const;
 
   // The rows of all tokens but those that attached cards hold, in FP16 whatever the cache's type. kNonFinite names
@@ -165,7 +180,7 @@ class Session {
            (options_.cancel != nullptr && options_.cancel->load(std::memory_order_relaxed));
   }
   size_t rows(int sequence) const { return tokens(sequence).size() - attached(sequence); }
-  Status Decode(std::span<const int32_t> tokens, bool all_logits, int sequence);
+  Status Decode(std::span<const SequenceTokens> parts, bool all_logits);
   void SyncTokens(int sequence);
   void ForgetEnd(int sequence);
   void Keep(int sequence, size_t from);
@@ -184,7 +199,7 @@ class Session {
   std::vector<std::vector<int32_t>> tokens_;  // of each sequence
   AttentionWindow window_;
   int window_sequence_ = 0;
-  int logits_sequence_ = -1;  // whose last token's logits there are; -1: nobody's
+  std::vector<int32_t> logits_rows_;  // of each sequence: its last token's place in the last call; -1: not in it
   std::atomic<bool> cancelled_{false};
 };
 

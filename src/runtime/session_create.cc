@@ -91,7 +91,8 @@ Session::Session(const Model& model, const SessionOptions& options)
     : model_(model),
       options_(options),
       ids_{options.sequences, llama_model_n_swa(model.handle()) > 0},
-      tokens_(static_cast<size_t>(options.sequences)) {}
+      tokens_(static_cast<size_t>(options.sequences)),
+      logits_rows_(static_cast<size_t>(options.sequences), -1) {}
 
 Result<std::unique_ptr<Session>> Session::Create(const Model& model, const SessionOptions& options) {
   QKV_RETURN_IF_ERROR(CheckSessionOptions(options));
