@@ -219,6 +219,42 @@ TEST_P(TogetherTest, WhatCannotBeDoneChangesNothing) {
   EXPECT_TRUE(Take(GenerateMany(session_.get(), {})).empty());
 }
 
+// As a prefill's window of the same tokens, however they were fed; so that what was generated can be packed by a
+// policy.
+TEST_P(TogetherTest, QueriesAreKeptOfWhateverIsDecoded) {
+  constexpr uint32_t kKept = 48;
+  const std::vector<int32_t> tokens = SomeTokens(120);
+  PrefillOptions prefill;
+  prefill.window = kKept;
+  prefill.window_stride = 8;
+  const auto whole = MakeSession(*model_);
+  ASSERT_TRUE(whole->Prefill(tokens, prefill).ok());
+  ASSERT_TRUE(session_->KeepQueries(kKept, 8).ok());
+  EXPECT_EQ(session_->Prefill(tokens, prefill).code(), StatusCode::kInvalidArgument);
+  const std::span all(tokens);
+  for (const int sequence : {2, 0}) ASSERT_TRUE(session_->Prefill(all.first(90), {}, sequence).ok());
+  for (size_t i = 90; i < tokens.size(); i += 2) {
+    const std::vector<SequenceTokens> parts = {{0, all.subspan(i, 2)}, {2, all.subspan(i, 1)}};
+    ASSERT_TRUE(session_->DecodeTogether(parts).ok());
+  }
+  const AttentionWindow &expected = whole->window(), &kept = session_->window(0);
+  ASSERT_EQ(kept.last_visible, expected.last_visible);
+  ASSERT_EQ(kept.layers.size(), expected.layers.size());
+  for (size_t i = 0; i < kept.layers.size(); ++i) {
+    EXPECT_EQ(kept.layers[i].window, expected.layers[i].window);
+    EXPECT_LT(RelativeError(kept.layers[i].q, expected.layers[i].q), kExactError);
+  }
+  EXPECT_EQ(session_->window(2).last_visible, (std::vector<uint32_t>{63, 71, 79, 87, 95, 103}));  // of 105 tokens
+  PackOptions options;
+  options.policy = Policy::kLocal;
+  PackTimes times;
+  EXPECT_TRUE(PackSession(*session_, options, &times, 0).has_value());
+  ASSERT_TRUE(session_->Truncate(100, 0).ok());
+  EXPECT_TRUE(session_->window(0).empty());
+  ASSERT_TRUE(session_->KeepQueries(0, 1).ok());
+  EXPECT_TRUE(session_->window(2).empty());
+}
+
 INSTANTIATE_TEST_SUITE_P(Windows, TogetherTest, testing::Values(0, 32));
 
 }  // namespace

@@ -7,9 +7,10 @@
 
 #include "llama.h"
 #include "runtime/batch.h"
+#include "runtime/kept_queries.h"
 
 namespace qkvshare {
-Status Session::Decode(std::span<const SequenceTokens> parts, bool all_logits) {
+Status Session::DecodeNow(std::span<const SequenceTokens> parts, bool all_logits) {
   size_t count = 0;
   for (const SequenceTokens& part : parts) count += part.tokens.size();
   Batch batch(count, 0);
@@ -32,6 +33,37 @@ Status Session::Decode(std::span<const SequenceTokens> parts, bool all_logits) {
     Keep(sequence, held.size() - tokens.size());
   }
   logits_rows_ = std::move(rows);
+  return {};
+}
+
+// DecodeNow, and the queries that are to be kept. ahead: tokens that the next calls of the same prefill have.
+Status Session::Decode(std::span<const SequenceTokens> parts, bool all_logits, size_t ahead) {
+  if (kept_tokens_ == 0 || ahead >= kept_tokens_) return DecodeNow(parts, all_logits);
+  card_context_->probe()->CaptureFrom(0);
+  const Status status = DecodeNow(parts, all_logits);
+  card_context_->probe()->StopCapturing();
+  const std::vector<LayerQueries> queries = TakeQueries();
+  QKV_RETURN_IF_ERROR(status);
+  size_t row = 0;
+  for (const auto& [sequence, tokens] : parts) {
+    AttentionWindow& window = windows_[static_cast<size_t>(sequence)];
+    const size_t end = this->tokens(sequence).size();
+    for (size_t position = end - tokens.size(); position < end; ++position, ++row) {
+      if ((position + 1) % kept_stride_ != 0) continue;
+      AppendQueries(queries, row, static_cast<uint32_t>(position - attached(sequence)), &window);
+    }
+    const size_t own = rows(sequence);
+    DropQueries(static_cast<uint32_t>(own - std::min<size_t>(own, kept_tokens_)), &window);
+  }
+  return {};
+}
+
+Status Session::KeepQueries(uint32_t tokens, uint32_t stride) {
+  if (tokens > 0 && !flash_attention())
+    return {StatusCode::kUnsupported, "policies that look at attention need flash attention; use -fa on"};
+  kept_tokens_ = tokens;
+  kept_stride_ = std::max(stride, 1u);
+  windows_.assign(windows_.size(), {});
   return {};
 }
 
@@ -102,7 +134,9 @@ Status Session::Prefill(std::span<const int32_t> tokens, const PrefillOptions& o
   QKV_RETURN_IF_ERROR(CheckRoom(this->tokens(sequence).size() + tokens.size(), sequence));
   if (options.window > 0 && !flash_attention())
     return {StatusCode::kUnsupported, "policies that look at attention need flash attention; use -fa on"};
-  window_ = {};
+  if (options.window > 0 && kept_tokens_ > 0)
+    return {StatusCode::kInvalidArgument, "queries are kept already: leave the prefill's window out"};
+  if (kept_tokens_ == 0) windows_.assign(windows_.size(), {});
   const size_t start = this->tokens(sequence).size();
   const size_t window_start = tokens.size() - std::min<size_t>(options.window, tokens.size());
   for (size_t done = 0; done < tokens.size();) {
@@ -111,7 +145,7 @@ Status Session::Prefill(std::span<const int32_t> tokens, const PrefillOptions& o
     if (capture)
       card_context_->probe()->CaptureFrom(static_cast<uint32_t>(window_start > done ? window_start - done : 0));
     const SequenceTokens part{sequence, tokens.subspan(done, n)};
-    const Status status = Decode({&part, 1}, options.logits != nullptr);
+    const Status status = Decode({&part, 1}, options.logits != nullptr, tokens.size() - done - n);
     card_context_->probe()->StopCapturing();
     if (!status.ok()) {
       card_context_->probe()->TakeQueries();
@@ -162,26 +196,26 @@ Status Session::CheckTogether(std::span<const SequenceTokens> parts) const {
 Status Session::DecodeTogether(std::span<const SequenceTokens> parts) {
   QKV_RETURN_IF_ERROR(CheckTogether(parts));
   QKV_RETURN_IF_ERROR(CheckRoomFor(parts));
-  window_ = {};
-  return Decode(parts, /*all_logits=*/false);
+  if (kept_tokens_ == 0) windows_.assign(windows_.size(), {});
+  return Decode(parts, /*all_logits=*/false, /*ahead=*/0);
 }
 
-// The captured queries of tokens [first, end), as they were before llama.cpp rotated them.
-void Session::TakeWindow(size_t first, size_t end, const PrefillOptions& options, int sequence) {
-  window_sequence_ = sequence;
-  window_.layers = card_context_->probe()->TakeQueries();
-  for (size_t i = 0; i < std::min(window_.layers.size(), state_layout().formats.size()); ++i) {
-    LayerQueries& queries = window_.layers[i];
-    RotateBlocks(state_layout().formats[i].keys.rotation, queries.q.data(), queries.q.size());
-    queries.window = state_layout().formats[i].window;
+// The captured queries, as they were before llama.cpp rotated them.
+std::vector<LayerQueries> Session::TakeQueries() {
+  std::vector<LayerQueries> layers = card_context_->probe()->TakeQueries();
+  for (size_t i = 0; i < std::min(layers.size(), state_layout().formats.size()); ++i) {
+    RotateBlocks(state_layout().formats[i].keys.rotation, layers[i].q.data(), layers[i].q.size());
+    layers[i].window = state_layout().formats[i].window;
   }
-  for (size_t i = first; i < end; ++i) window_.last_visible.push_back(static_cast<uint32_t>(i - attached(sequence)));
-  ThinWindow(options.window_stride, &window_);
+  return layers;
 }
 
-const AttentionWindow& Session::window(int sequence) const {
-  static const AttentionWindow kNone;
-  return sequence == window_sequence_ ? window_ : kNone;
+// The captured queries of tokens [first, end).
+void Session::TakeWindow(size_t first, size_t end, const PrefillOptions& options, int sequence) {
+  AttentionWindow& window = windows_[static_cast<size_t>(sequence)];
+  window.layers = TakeQueries();
+  for (size_t i = first; i < end; ++i) window.last_visible.push_back(static_cast<uint32_t>(i - attached(sequence)));
+  ThinWindow(options.window_stride, &window);
 }
 
 const float* Session::logits(int sequence) const {
@@ -280,7 +314,7 @@ void Session::KeepCards(size_t tokens, int sequence) {
 // What is known of a sequence's last tokens, which are no longer its last.
 void Session::ForgetEnd(int sequence) {
   logits_rows_[static_cast<size_t>(sequence)] = -1;
-  if (window_sequence_ == sequence) window_ = {};
+  windows_[static_cast<size_t>(sequence)] = {};
 }
 
 }  // namespace qkvshare

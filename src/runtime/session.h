@@ -107,9 +107,13 @@ class Session {
   Status CheckTogether(std::span<const SequenceTokens> parts) const;
   // Whether the context holds these tokens too: kOutOfRange, as CheckRoom.
   Status CheckRoomFor(std::span<const SequenceTokens> parts) const;
-  // The window of the last Prefill; its tokens count from the first one after attached cards. Empty where none was
-  // asked for, it was of another sequence, or its tokens are no longer there.
-  const AttentionWindow& window(int sequence = 0) const;
+  // The window of the last Prefill, or what KeepQueries keeps; its tokens count from the first one after attached
+  // cards. Empty where none was asked for, it was of another sequence's Prefill, or its tokens are no longer there.
+  const AttentionWindow& window(int sequence = 0) const { return windows_[static_cast<size_t>(sequence)]; }
+  // From here on every decode keeps the queries of the last `tokens` tokens of its sequences, at every stride-th
+  // position, generated tokens too; 0: no more. A Prefill must not ask for a window of its own then. kUnsupported
+  // without flash attention.
+  Status KeepQueries(uint32_t tokens, uint32_t stride);
   // Logits of the sequence's last token, [vocab]; nullptr where it was not decoded by the last call (but restored, or
   // before another sequence's turn).
   const float* logits(int sequence = 0) const;
@@ -180,7 +184,9 @@ class Session {
            (options_.cancel != nullptr && options_.cancel->load(std::memory_order_relaxed));
   }
   size_t rows(int sequence) const { return tokens(sequence).size() - attached(sequence); }
-  Status Decode(std::span<const SequenceTokens> parts, bool all_logits);
+  Status Decode(std::span<const SequenceTokens> parts, bool all_logits, size_t ahead);
+  Status DecodeNow(std::span<const SequenceTokens> parts, bool all_logits);
+  std::vector<LayerQueries> TakeQueries();
   void SyncTokens(int sequence);
   void ForgetEnd(int sequence);
   void Keep(int sequence, size_t from);
@@ -197,8 +203,8 @@ class Session {
   uint32_t context_tokens_ = 0;
   uint32_t cells_ = 0;                        // rows of the cache
   std::vector<std::vector<int32_t>> tokens_;  // of each sequence
-  AttentionWindow window_;
-  int window_sequence_ = 0;
+  std::vector<AttentionWindow> windows_;      // of each sequence
+  uint32_t kept_tokens_ = 0, kept_stride_ = 1;
   std::vector<int32_t> logits_rows_;  // of each sequence: its last token's place in the last call; -1: not in it
   std::atomic<bool> cancelled_{false};
 };

@@ -92,6 +92,7 @@ Session::Session(const Model& model, const SessionOptions& options)
       options_(options),
       ids_{options.sequences, llama_model_n_swa(model.handle()) > 0},
       tokens_(static_cast<size_t>(options.sequences)),
+      windows_(static_cast<size_t>(options.sequences)),
       logits_rows_(static_cast<size_t>(options.sequences), -1) {}
 
 Result<std::unique_ptr<Session>> Session::Create(const Model& model, const SessionOptions& options) {
