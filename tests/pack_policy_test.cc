@@ -129,9 +129,8 @@ TEST_F(PackPolicyTest, WritesItsOwnAnchors) {
   EXPECT_TRUE(PackCard(*plain, 4).anchors().empty());  // no window, no anchors
 }
 
-// The tokens attend to the parent's as well, but that is not known here: the cost of an own token's error, and its
-// anchor, are of attention over own tokens alone.
-TEST_F(PackPolicyTest, ADeltaCardIsPlannedByAttentionAmongItsOwnTokens) {
+// A query's weights are shares of all that it sees, so that heads that look at the parent's tokens count for less.
+TEST_F(PackPolicyTest, ADeltaCardIsPlannedByAttentionOverTheWholeContext) {
   const auto middle = MakeSession(*model_, FusedOptions());
   ASSERT_TRUE(middle->AttachCards({Place(Pack(Policy::kUniform))}).ok());
   PrefillOptions prefill;
@@ -145,13 +144,19 @@ TEST_F(PackPolicyTest, ADeltaCardIsPlannedByAttentionAmongItsOwnTokens) {
   EXPECT_EQ(delta.first_token(), kTokens);
   EXPECT_EQ(delta.plan().tokens(), 60u);
   EXPECT_GT(delta.plan().levels.size(), 2u);
-  ASSERT_EQ(delta.anchors().size(), 60u);  // none of them is a sink
-  double sum = 0;
-  for (const Anchor& anchor : delta.anchors()) {
-    EXPECT_GE(anchor.token, kTokens);
-    sum += double{anchor.weight};
-  }
-  EXPECT_GT(sum, 0.5);  // of all 360 tokens' it would be about a sixth
+  // As the same rows would be that know nothing of a parent.
+  const KvState state = Take(middle->TakeKv());
+  const KvView kv = state.view();
+  const Transferability none;
+  PlanRequest request;
+  request.policy = Policy::kLocal;
+  request.limits.fixed.first = 0;
+  request.limits.budget_bytes = BudgetForBits(4, kv.tokens, request.limits.fixed, ShapesOf(kv));
+  const KeyProfiles profiles = delta.key_profiles();
+  const PlanInput alone = {kv, profiles, middle->window(), delta.token_ids(), {}, none};
+  const BitPlan plan = Take(MakePlan(Take(ScoreTokens(alone, request)), ShapesOf(kv), request));
+  EXPECT_EQ(plan.levels, delta.plan().levels);
+  EXPECT_NE(plan.level_of_token, delta.plan().level_of_token);
 }
 
 TEST_F(PackPolicyTest, ProtectsTheLastTokens) {

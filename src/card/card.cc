@@ -91,17 +91,21 @@ KeyProfiles Card::key_profiles() const {
 
 Status Card::Unpack(const Kernels& kernels, size_t layer, Side side, size_t tokens, Half* out) const {
   const LayerShape& shape = shapes_[layer];
-  const BlockLayout where = layout(layer, side);
   for (uint32_t head = 0; head < shape.kv_heads; ++head) {
-    const ChannelProfile profile = side == Side::kKeys ? key_profile(layer, head) : ChannelProfile{};
-    const BlockCodec codec(kernels, side, shape.dim(side), profile);
-    const Status status = codec.Unpack(block(layer, side, head).data(), order_, where, tokens,
-                                       out + head * shape.dim(side), shape.row_values(side));
-    if (!status.ok()) {
-      return {status.code(), fmt::format("not a valid card (rule 90): layer {}: {}", layer, status.message())};
-    }
+    QKV_RETURN_IF_ERROR(
+        UnpackHead(kernels, layer, side, head, tokens, out + head * shape.dim(side), shape.row_values(side)));
   }
   return {};
+}
+
+Status Card::UnpackHead(const Kernels& kernels, size_t layer, Side side, uint32_t kv_head, size_t tokens, Half* out,
+                        size_t stride) const {
+  const ChannelProfile profile = side == Side::kKeys ? key_profile(layer, kv_head) : ChannelProfile{};
+  const BlockCodec codec(kernels, side, shapes_[layer].dim(side), profile);
+  const Status status =
+      codec.Unpack(block(layer, side, kv_head).data(), order_, layout(layer, side), tokens, out, stride);
+  if (status.ok()) return {};
+  return {status.code(), fmt::format("not a valid card (rule 90): layer {}: {}", layer, status.message())};
 }
 
 }  // namespace qkvshare

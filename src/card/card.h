@@ -76,6 +76,9 @@ class Card {
 
   // Dequantizes the tokens below `tokens` of one layer and side: out [tokens, kv_heads * dim] FP16.
   Status Unpack(const Kernels& kernels, size_t layer, Side side, size_t tokens, Half* out) const;
+  // Of one KV head alone: token i at out + i * stride.
+  Status UnpackHead(const Kernels& kernels, size_t layer, Side side, uint32_t kv_head, size_t tokens, Half* out,
+                    size_t stride) const;
 
  private:
   friend class CardReader;

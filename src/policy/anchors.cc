@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "quant/channel_profile.h"
+
 namespace qkvshare {
 
-std::vector<Anchor> MakeAnchors(const AttentionStats& stats, size_t first) {
+std::vector<Anchor> MakeAnchors(const AttentionStats& stats) {
   std::vector<Anchor> anchors;
-  for (size_t t = first; t < stats.mass.size(); ++t) {
+  for (size_t t = kSinkTokens; t < stats.mass.size(); ++t) {
     const auto weight = static_cast<float>(stats.mass[t] / stats.rows);
     if (weight > 0) anchors.push_back({static_cast<uint32_t>(t), std::min(weight, 1.0f)});
   }

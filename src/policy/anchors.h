@@ -1,4 +1,4 @@
-// The sender's own anchors: what those who allocate bits after it may go by.
+// What an agent attended to, of its whole context: what those who allocate bits after it may go by.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@ namespace qkvshare {
 
 inline constexpr size_t kMostAnchors = 64;
 
-// The tokens from `first` on that got the most attention of a window over all layers, heads and queries, at most
-// kMostAnchors; weight: their share of all attention. Ascending by token.
-std::vector<Anchor> MakeAnchors(const AttentionStats& stats, size_t first);
+// The tokens that got the most attention of a window over all layers, heads and queries, at most kMostAnchors; weight:
+// their share of all attention. Ascending by token. stats: of a whole context, whose first kSinkTokens are left out.
+std::vector<Anchor> MakeAnchors(const AttentionStats& stats);
 
 }  // namespace qkvshare

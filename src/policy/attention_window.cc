@@ -21,15 +21,15 @@ void ThinWindow(uint32_t stride, AttentionWindow* window) {
   for (LayerQueries& layer : window->layers) layer.q.resize(kept * layer.heads * layer.dim);
 }
 
-void AppendWindow(const AttentionWindow& more, AttentionWindow* window) {
+void AppendWindow(const AttentionWindow& other, AttentionWindow* window) {
   if (window->empty()) {
-    *window = more;
+    *window = other;
     return;
   }
-  window->last_visible.insert(window->last_visible.end(), more.last_visible.begin(), more.last_visible.end());
-  for (size_t i = 0; i < more.layers.size(); ++i) {
-    std::vector<float>& q = window->layers[i].q;
-    q.insert(q.end(), more.layers[i].q.begin(), more.layers[i].q.end());
+  window->last_visible.insert(window->last_visible.end(), other.last_visible.begin(), other.last_visible.end());
+  for (size_t i = 0; i < window->layers.size(); ++i) {
+    const std::vector<float>& q = other.layers[i].q;
+    window->layers[i].q.insert(window->layers[i].q.end(), q.begin(), q.end());
   }
 }
 

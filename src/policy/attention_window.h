@@ -19,6 +19,8 @@ struct LayerQueries {
 
 struct AttentionWindow {
   std::vector<uint32_t> last_visible;  // [queries]: index of the last token that each query attends to
+  // Tokens from here on are seen by no query: a probe's own, which are no longer there. They count in sliding windows.
+  uint32_t end = UINT32_MAX;
   std::vector<LayerQueries> layers;
 
   size_t queries() const { return last_visible.size(); }
@@ -28,7 +30,7 @@ struct AttentionWindow {
 // Keeps every stride-th query, counted from the last.
 void ThinWindow(uint32_t stride, AttentionWindow* window);
 
-// Adds the queries of another window of the same context.
-void AppendWindow(const AttentionWindow& more, AttentionWindow* window);
+// Adds the queries of another window over the same tokens, of the same layers; `window` may be empty.
+void AppendWindow(const AttentionWindow& other, AttentionWindow* window);
 
 }  // namespace qkvshare

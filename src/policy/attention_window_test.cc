@@ -62,5 +62,19 @@ TEST(ThinWindow, StrideZeroKeepsAll) {
   EXPECT_EQ(window.queries(), 5u);
 }
 
+TEST(AppendWindow, PutsQueriesAfterThoseThatAreThere) {
+  AttentionWindow joined;
+  AppendWindow(MakeWindow(3), &joined);
+  EXPECT_EQ(joined.queries(), 3u);
+  AppendWindow(MakeWindow(2), &joined);
+  EXPECT_EQ(joined.last_visible, (std::vector<uint32_t>{100, 101, 102, 100, 101}));
+  for (size_t layer = 0; layer < 2; ++layer) {
+    std::vector<float> expected = MakeWindow(3).layers[layer].q;
+    const std::vector<float> second = MakeWindow(2).layers[layer].q;
+    expected.insert(expected.end(), second.begin(), second.end());
+    EXPECT_EQ(joined.layers[layer].q, expected);
+  }
+}
+
 }  // namespace
 }  // namespace qkvshare

@@ -128,13 +128,13 @@ TEST(MakeAnchors, AreTheMostAttendedTokensInOrder) {
   std::vector<double> row(100, 0.001);
   row[0] = 0.5;
   for (size_t t = 20; t < 90; ++t) row[t] = 0.001 * static_cast<double>(t);
-  const std::vector<Anchor> anchors = MakeAnchors(StatsOf({row, row}), 4);
+  const std::vector<Anchor> anchors = MakeAnchors(StatsOf({row, row}));
   ASSERT_EQ(anchors.size(), kMostAnchors);
   EXPECT_EQ(anchors.front().token, 26u);  // the 64 before 90; not the first token
   EXPECT_EQ(anchors.back().token, 89u);
   EXPECT_NEAR(anchors.back().weight, 0.089f, 1e-6f);
-  EXPECT_TRUE(MakeAnchors(StatsOf({{0.5, 0.25, 0.25}}), 4).empty());
-  EXPECT_EQ(MakeAnchors(StatsOf({{0.5, 0.0, 0.5}}), 0).size(), 2u);  // none without attention
+  EXPECT_TRUE(MakeAnchors(StatsOf({{0.5, 0.25, 0.25}})).empty());
+  EXPECT_EQ(MakeAnchors(StatsOf({{0.1, 0, 0, 0, 0.4, 0.0, 0.5}})).size(), 2u);  // none without attention
 }
 
 TEST(MakeScore, IsTheMeanOfFeaturesScaledOverFreeTokens) {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
+#include <cstddef>
 
 namespace qkvshare {
 namespace {
@@ -17,9 +17,9 @@ float SquaredNorm(const float* x, size_t n) {
 
 class HeadMeasurement {
  public:
-  HeadMeasurement(const HeadRows& keys, const HeadRows& values, const HeadQueries& queries, const BlockCodec& codec,
+  HeadMeasurement(const HeadMatrix& keys, const HeadMatrix* values, const HeadQueries& queries, const BlockCodec& codec,
                   const HeadAttentionOptions& options)
-      : keys_(keys), queries_(queries), layer_(*queries.layer), codec_(codec), options_(options) {
+      : keys_(keys), values_(values), queries_(queries), layer_(*queries.layer), codec_(codec), options_(options) {
     const size_t padded = keys_.padded_tokens();
     block_.resize(kQueryBlock * layer_.dim);
     weights_.resize(kQueryBlock * padded);
@@ -29,25 +29,25 @@ class HeadMeasurement {
       sums_.log_mass.resize(padded);
       scores_.resize(padded);
     }
-    if (!options.costs) return;
-    values_.emplace(values);
-    value_norms_ = values_->SquaredNorms();
+    if (values == nullptr) return;
+    value_norms_ = values->SquaredNorms();
     cross_.resize(kQueryBlock * padded);
-    outputs_.resize(kQueryBlock * values.dim);
+    outputs_.resize(kQueryBlock * values->dim());
     sums_.keys.resize(padded);
     sums_.values.resize(padded);
   }
 
   HeadAttention Measure() {
-    const size_t rows = queries_.last_visible.size() * queries_.heads;
+    const size_t rows = queries_.visible.size() * queries_.heads;
     for (size_t first = 0; first < rows; first += kQueryBlock) AddBlock(first, std::min(kQueryBlock, rows - first));
     // Costs and size are sums over the same queries, so their number cancels. An output of zero has nothing to lose.
     const auto norm = static_cast<float>(output_size_ > 0 ? 1.0 / output_size_ : 0.0);
-    for (std::vector<float>* costs : {&sums_.keys, &sums_.values}) {
-      for (float& x : *costs) x *= norm;
-    }
     for (std::vector<float>* sums : {&sums_.keys, &sums_.values, &sums_.mass, &sums_.squares, &sums_.log_mass}) {
       if (!sums->empty()) sums->resize(keys_.tokens());
+    }
+    for (std::vector<float>* costs : {&sums_.keys, &sums_.values}) {
+      if (!costs->empty()) costs->erase(costs->begin(), costs->begin() + static_cast<ptrdiff_t>(options_.first));
+      for (float& x : *costs) x *= norm;
     }
     return std::move(sums_);
   }
@@ -58,9 +58,7 @@ class HeadMeasurement {
     const size_t head = queries_.first_head + row % queries_.heads;
     return &layer_.q[(row / queries_.heads * layer_.heads + head) * layer_.dim];
   }
-  TokenRange Visible(size_t row) const {
-    return VisibleTokens(queries_.last_visible[row / queries_.heads], layer_.window);
-  }
+  TokenRange Visible(size_t row) const { return queries_.visible[row / queries_.heads]; }
 
   void AddBlock(size_t first, size_t rows) {
     const size_t padded = keys_.padded_tokens();
@@ -79,11 +77,12 @@ class HeadMeasurement {
       std::fill(weights + all.first, weights + visible.first, 0.0f);
       std::fill(weights + visible.end, weights + all.end, 0.0f);
     }
-    if (options_.costs) AddCosts(first, rows, all);
+    if (values_ != nullptr) AddCosts(first, rows, all);
   }
 
   // Scores, before their scale, to attention weights. weights: [padded tokens], of which those in `visible` count.
   void Weigh(TokenRange visible, float* weights) {
+    if (visible.size() == 0) return;
     for (size_t t = visible.first; t < visible.end; ++t) weights[t] *= layer_.scale;
     if (layer_.softcap > 0) {
       for (size_t t = visible.first; t < visible.end; ++t)
@@ -105,7 +104,7 @@ class HeadMeasurement {
     const size_t padded = keys_.padded_tokens();
     const size_t dim = values_->dim();
     values_->WeightedSum(weights_.data(), all, outputs_.data());
-    values_->Dot(outputs_.data(), all, cross_.data());
+    values_->Dot(outputs_.data(), {std::max(all.first, options_.first), all.end}, cross_.data());
     for (size_t r = 0; r < rows; ++r) {
       float* query = &block_[r * layer_.dim];
       codec_.TransformQuery(query);
@@ -121,7 +120,7 @@ class HeadMeasurement {
     const float* norms = value_norms_.data();
     float* keys = sums_.keys.data();
     float* values = sums_.values.data();
-    for (size_t t = visible.first; t < visible.end; ++t) {
+    for (size_t t = std::max(visible.first, options_.first); t < visible.end; ++t) {
       const float weight = (1 - kUniformFloor) * weights[t] + floor;
       const float square = norms[t] + output_norm - 2 * cross[t];
       keys[t] += weight * moved * (square > 0 ? square : 0.0f);
@@ -129,8 +128,8 @@ class HeadMeasurement {
     }
   }
 
-  const HeadMatrix keys_;
-  std::optional<HeadMatrix> values_;
+  const HeadMatrix& keys_;
+  const HeadMatrix* values_;
   const HeadQueries& queries_;
   const LayerQueries& layer_;
   const BlockCodec& codec_;
@@ -145,12 +144,13 @@ class HeadMeasurement {
 
 }  // namespace
 
-TokenRange VisibleTokens(uint32_t last, uint32_t window) {
-  const size_t end = size_t{last} + 1;
-  return {window > 0 && end > window ? end - window : 0, end};
+TokenRange VisibleTokens(size_t last, uint32_t window, size_t end) {
+  const size_t first = window > 0 && last + 1 > window ? last + 1 - window : 0;
+  const size_t seen = std::min(last + 1, end);
+  return {std::min(first, seen), seen};
 }
 
-HeadAttention MeasureHeadAttention(const HeadRows& keys, const HeadRows& values, const HeadQueries& queries,
+HeadAttention MeasureHeadAttention(const HeadMatrix& keys, const HeadMatrix* values, const HeadQueries& queries,
                                    const BlockCodec& codec, const HeadAttentionOptions& options) {
   return HeadMeasurement(keys, values, queries, codec, options).Measure();
 }

@@ -14,7 +14,8 @@
 namespace qkvshare {
 
 struct HeadAttention {
-  // Cost of a unit of squared error of the token's key (value), in the space of the codes. [tokens]
+  // Cost of a unit of squared error of the token's key (value), in the space of the codes; none without values. Tokens
+  // from `first` on.
   std::vector<float> keys, values;
   // Sums over the queries of the weight w, w^2 and w log w; the last two only where asked for. [tokens]
   std::vector<float> mass, squares, log_mass;
@@ -22,21 +23,21 @@ struct HeadAttention {
 
 struct HeadQueries {
   const LayerQueries* layer = nullptr;
-  std::span<const uint32_t> last_visible;  // of each query of the window
-  size_t first_head = 0, heads = 0;        // of the layer's query heads, those of this KV head
+  std::span<const TokenRange> visible;  // to each query of the window, in this layer
+  size_t first_head = 0, heads = 0;     // of the layer's query heads, those of this KV head
 };
 
 struct HeadAttentionOptions {
-  bool costs = true;  // keys and values
   bool attention = true;
   bool spread = false;
+  size_t first = 0;  // tokens before it have no costs
 };
 
-// Those up to `last`; with a sliding window, its last `window` ones.
-TokenRange VisibleTokens(uint32_t last, uint32_t window);
+// Those up to `last` and before `end`; with a sliding window, of its last `window` ones. May be empty.
+TokenRange VisibleTokens(size_t last, uint32_t window, size_t end);
 
-// codec: of the keys; only for costs.
-HeadAttention MeasureHeadAttention(const HeadRows& keys, const HeadRows& values, const HeadQueries& queries,
+// values: null where no costs are wanted. codec: of the keys; only for costs.
+HeadAttention MeasureHeadAttention(const HeadMatrix& keys, const HeadMatrix* values, const HeadQueries& queries,
                                    const BlockCodec& codec, const HeadAttentionOptions& options);
 
 }  // namespace qkvshare

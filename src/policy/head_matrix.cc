@@ -58,14 +58,14 @@ float ExpNegative(float x) {
 
 }  // namespace
 
-HeadMatrix::HeadMatrix(const HeadRows& head)
-    : tokens_(head.tokens),
+HeadMatrix::HeadMatrix(const HeadRows& head, const HeadRows& earlier)
+    : tokens_(earlier.tokens + head.tokens),
       dim_(head.dim),
-      padded_tokens_(AlignUp(head.tokens, kTile)),
+      padded_tokens_(AlignUp(tokens_, kTile)),
       rows_(padded_tokens_ * dim_),
       tiles_(padded_tokens_ * dim_) {
   for (size_t t = 0; t < tokens_; ++t) {
-    const Half* row = head.row(t);
+    const Half* row = t < earlier.tokens ? earlier.row(t) : head.row(t - earlier.tokens);
     float* tile = &tiles_[t / kTile * dim_ * kTile + t % kTile];
     for (size_t c = 0; c < dim_; ++c) rows_[t * dim_ + c] = tile[c * kTile] = HalfToFloat(row[c]);
   }

@@ -24,8 +24,9 @@ inline constexpr size_t kQueryBlock = 16;
 
 class HeadMatrix {
  public:
-  // Converts all rows: two copies, one a row and one interleaved by tiles of tokens.
-  explicit HeadMatrix(const HeadRows& head);
+  // Converts all rows, those of `earlier` before the others: two copies, one a row and one interleaved by tiles of
+  // tokens.
+  explicit HeadMatrix(const HeadRows& head, const HeadRows& earlier = {});
 
   size_t tokens() const { return tokens_; }
   size_t dim() const { return dim_; }

@@ -47,22 +47,17 @@ void Rearrange(const TokenCosts& costs, const PlanRequest& request, BitPlan* pla
   for (size_t i = 0; i < from.size(); ++i) plan->level_of_token[to[i]] = before[from[i]];
 }
 
-struct ScoredCosts {
-  TokenCosts costs;
-  std::vector<std::string> features;
-  std::vector<Anchor> anchors;
-};
-
-Result<ScoredCosts> UniformCosts(const PlanInput& input, const PlanRequest& request) {
-  ScoredCosts scored;
+Result<ScoredTokens> UniformCosts(const PlanInput& input, const PlanRequest& request) {
+  ScoredTokens scored;
   scored.costs = EqualTokenCosts(input.kv.tokens);
   if (input.window.empty()) return scored;
-  QKV_ASSIGN_OR_RETURN(const AttentionStats stats, MeasureAttention(input.kv, input.window, request.threads));
-  scored.anchors = MakeAnchors(stats, request.limits.fixed.first);
+  QKV_ASSIGN_OR_RETURN(const AttentionStats stats,
+                       MeasureAttention(input.kv, input.window, request.threads, input.earlier));
+  scored.anchors = MakeAnchors(stats);
   return scored;
 }
 
-Result<ScoredCosts> MeasureScoredCosts(const PlanInput& input, const PlanRequest& request) {
+Result<ScoredTokens> MeasureScoredCosts(const PlanInput& input, const PlanRequest& request) {
   if (input.token_ids.size() != input.kv.tokens) {
     return Status(StatusCode::kInvalidArgument, "plan: not one token id a row of the cache");
   }
@@ -71,10 +66,12 @@ Result<ScoredCosts> MeasureScoredCosts(const PlanInput& input, const PlanRequest
   options.attention = features.Has(Feature::kAttention);
   options.spread = features.Has(Feature::kVariance) || features.Has(Feature::kEntropy);
   options.layers = request.limits.layers;
+  options.earlier = input.earlier;
   options.threads = request.threads;
   QKV_ASSIGN_OR_RETURN(MeasuredCosts measured, MeasureTokenCosts(input.kv, input.profiles, input.window, options));
   const bool topology = request.measured() == Policy::kTopology;
-  const ScoreInput score_input{measured.attention, input.token_ids, input.predictions, input.transfer};
+  const AttentionStats own = measured.attention.From(input.earlier != nullptr ? input.earlier->tokens : 0);
+  const ScoreInput score_input{own, input.token_ids, input.predictions, input.transfer};
   QKV_ASSIGN_OR_RETURN(const Score score,
                        MakeScore(score_input, features, topology, request.alpha, request.limits.fixed));
   if (score.used.Has(Feature::kProbe)) {
@@ -84,8 +81,7 @@ Result<ScoredCosts> MeasureScoredCosts(const PlanInput& input, const PlanRequest
     measured.costs = MixTokenCosts(measured.costs, probe.costs, request.alpha);
   }
   ScaleTokenCosts(score.multiplier, &measured.costs);
-  return ScoredCosts{std::move(measured.costs), score.used.Names(),
-                     MakeAnchors(measured.attention, request.limits.fixed.first)};
+  return ScoredTokens{std::move(measured.costs), score.used.Names(), MakeAnchors(measured.attention)};
 }
 
 }  // namespace
@@ -120,16 +116,15 @@ Status CheckPlanRequest(const PlanRequest& request) {
   return {};
 }
 
-Result<Planned> MakePlan(const PlanInput& input, const PlanRequest& request) {
+Result<ScoredTokens> ScoreTokens(const PlanInput& input, const PlanRequest& request) {
   QKV_RETURN_IF_ERROR(CheckPlanRequest(request));
-  const bool uniform = request.policy == Policy::kUniform;
-  QKV_ASSIGN_OR_RETURN(ScoredCosts scored, uniform ? UniformCosts(input, request) : MeasureScoredCosts(input, request));
-  Planned planned;
-  planned.features = std::move(scored.features);
-  planned.anchors = std::move(scored.anchors);
-  QKV_ASSIGN_OR_RETURN(planned.plan, Allocate(scored.costs, ShapesOf(input.kv), request.limits, request.Description()));
-  if (request.policy != request.measured()) Rearrange(scored.costs, request, &planned.plan);
-  return planned;
+  return request.policy == Policy::kUniform ? UniformCosts(input, request) : MeasureScoredCosts(input, request);
+}
+
+Result<BitPlan> MakePlan(const ScoredTokens& scored, std::span<const LayerShape> shapes, const PlanRequest& request) {
+  QKV_ASSIGN_OR_RETURN(BitPlan plan, Allocate(scored.costs, shapes, request.limits, request.Description()));
+  if (request.policy != request.measured()) Rearrange(scored.costs, request, &plan);
+  return plan;
 }
 
 }  // namespace qkvshare

@@ -9,7 +9,9 @@
 
 #include "policy/allocator.h"
 #include "policy/attention_window.h"
+#include "policy/earlier_rows.h"
 #include "policy/features.h"
+#include "policy/token_costs.h"
 #include "policy/transferability.h"
 #include "qkvshare/status.h"
 #include "quant/anchor.h"
@@ -52,7 +54,7 @@ struct PlanRequest {
 // kInvalidArgument: alpha out of range, a control of a control, features for uniform.
 Status CheckPlanRequest(const PlanRequest& request);
 
-// What is known of a context. Everything is referenced.
+// What is known of the tokens to pack. Everything is referenced.
 struct PlanInput {
   const KvView& kv;
   const KeyProfiles& profiles;
@@ -60,16 +62,20 @@ struct PlanInput {
   std::span<const int32_t> token_ids{};
   std::span<const TokenPrediction> predictions{};  // for confidence and next_entropy
   const Transferability& transfer;
+  const EarlierRows* earlier = nullptr;  // that the queries see too, before those of kv
 };
 
-struct Planned {
-  BitPlan plan;
-  std::vector<std::string> features;  // what it went by
-  std::vector<Anchor> anchors;        // of the window; none without
+struct ScoredTokens {
+  TokenCosts costs;
+  std::vector<std::string> features;  // what they go by
+  std::vector<Anchor> anchors;        // of the window, over the whole context; none without
 };
 
-// kInvalidArgument for an empty window (but uniform) or a feature that cannot be had; errors of the allocator as they
-// are.
-Result<Planned> MakePlan(const PlanInput& input, const PlanRequest& request);
+// Needs no budget. kInvalidArgument as CheckPlanRequest, for an empty window (but uniform) and for a feature that
+// cannot be had; errors of EarlierRows::fill.
+Result<ScoredTokens> ScoreTokens(const PlanInput& input, const PlanRequest& request);
+
+// Errors of the allocator as they are.
+Result<BitPlan> MakePlan(const ScoredTokens& scored, std::span<const LayerShape> shapes, const PlanRequest& request);
 
 }  // namespace qkvshare

@@ -27,6 +27,12 @@ TEST(Policy, NamesGoBothWays) {
   }
 }
 
+struct Planned {
+  BitPlan plan;
+  std::vector<std::string> features;
+  std::vector<Anchor> anchors;
+};
+
 // Attention as in a long context: a direction that all queries share, a few tokens whose keys lie along it and share
 // most of the weight, and a crowd that shares the rest.
 struct Scene {
@@ -77,7 +83,10 @@ struct Scene {
   }
   Result<Planned> Make(const PlanRequest& request) const {
     const KvView kv = cache.view();
-    return MakePlan({kv, profiles, window, token_ids, predictions, transfer}, request);
+    QKV_ASSIGN_OR_RETURN(ScoredTokens scored,
+                         ScoreTokens({kv, profiles, window, token_ids, predictions, transfer}, request));
+    QKV_ASSIGN_OR_RETURN(BitPlan plan, MakePlan(scored, ShapesOf(kv), request));
+    return Planned{std::move(plan), std::move(scored.features), std::move(scored.anchors)};
   }
   Result<BitPlan> Plan(Policy policy, double bits) const {
     QKV_ASSIGN_OR_RETURN(const Planned planned, Make(Request(policy, bits)));
@@ -315,12 +324,14 @@ TEST(MakePlan, TakesCachesWithoutProfile) {
     const AttentionWindow window = RandomWindow(&random, cache, 1, 2);
     const std::vector<int32_t> token_ids(tokens, 7);
     const Transferability transfer;
-    const Result<Planned> planned = MakePlan({kv, profiles, window, token_ids, {}, transfer}, request);
-    ASSERT_TRUE(planned) << planned.status().message();
-    EXPECT_EQ(planned->plan.tokens(), tokens);
-    EXPECT_EQ(planned->plan.level(0), kExactLevel);
+    const Result<ScoredTokens> scored = ScoreTokens({kv, profiles, window, token_ids, {}, transfer}, request);
+    ASSERT_TRUE(scored) << scored.status().message();
+    const Result<BitPlan> plan = MakePlan(*scored, ShapesOf(kv), request);
+    ASSERT_TRUE(plan) << plan.status().message();
+    EXPECT_EQ(plan->tokens(), tokens);
+    EXPECT_EQ(plan->level(0), kExactLevel);
     if (tokens > kSinkTokens) {
-      EXPECT_EQ(planned->plan.level(kSinkTokens), (Level{4, 4}));
+      EXPECT_EQ(plan->level(kSinkTokens), (Level{4, 4}));
     }
   }
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "policy/attention_window.h"
+#include "policy/earlier_rows.h"
 #include "quant/kv_view.h"
 
 namespace qkvshare {
@@ -43,6 +44,24 @@ struct TestCache {
     kv.tokens = tokens;
     for (size_t i = 0; i < shapes.size(); ++i) kv.layers.push_back({shapes[i], keys[i].data(), values[i].data()});
     return kv;
+  }
+  // The tokens from `first` on, as what is packed, and those before, as what is earlier. Both refer to this.
+  KvView view_from(size_t first) const {
+    KvView kv = view();
+    kv.tokens -= first;
+    for (LayerRows& layer : kv.layers) {
+      layer.keys += first * layer.shape.row_values(Side::kKeys);
+      layer.values += first * layer.shape.row_values(Side::kValues);
+    }
+    return kv;
+  }
+  EarlierRows earlier(size_t count) const {
+    const auto fill = [this, count](size_t layer, Side side, uint32_t kv_head, Half* out) {
+      const HeadRows rows = view().head(layer, side, kv_head);
+      for (size_t t = 0; t < count; ++t) out = std::copy_n(rows.row(t), rows.dim, out);
+      return Status();
+    };
+    return {count, fill};
   }
 };
 

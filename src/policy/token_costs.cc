@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "base/parallel.h"
@@ -132,7 +133,11 @@ class WindowMeasurement {
  public:
   WindowMeasurement(const KvView& kv, const KeyProfiles& profiles, const AttentionWindow& window,
                     const CostOptions& options)
-      : kv_(kv), profiles_(profiles), window_(window), options_(options) {
+      : kv_(kv),
+        profiles_(profiles),
+        window_(window),
+        options_(options),
+        earlier_(options.earlier != nullptr ? options.earlier->tokens : 0) {
     for (uint32_t layer = 0; layer < kv.layers.size(); ++layer) {
       for (uint32_t head = 0; head < kv.layers[layer].shape.kv_heads; ++head) heads_.emplace_back(layer, head);
     }
@@ -163,20 +168,23 @@ class WindowMeasurement {
     const ChannelProfile& profile = profiles_.empty() ? none : profiles_[layer][head];
     const BlockCodec key_codec(*kernels, Side::kKeys, shape.key_dim, profile);
     const BlockCodec value_codec(*kernels, Side::kValues, shape.value_dim, none);
-    const HeadRows keys = kv_.head(layer, Side::kKeys, head);
-    const HeadRows values = kv_.head(layer, Side::kValues, head);
     HeadPart part;
     HeadCosts key_errors;
     HeadCosts value_errors;
+    std::optional<HeadMatrix> values;
     if (costs) {  // first: they find what is not finite
-      QKV_ASSIGN_OR_RETURN(key_errors, EstimateErrors(key_codec, keys, profile, Side::kKeys, options_.measured_rows));
-      QKV_ASSIGN_OR_RETURN(value_errors,
-                           EstimateErrors(value_codec, values, none, Side::kValues, options_.measured_rows));
+      QKV_ASSIGN_OR_RETURN(key_errors, EstimateErrors(key_codec, kv_.head(layer, Side::kKeys, head), profile,
+                                                      Side::kKeys, options_.measured_rows));
+      QKV_ASSIGN_OR_RETURN(value_errors, EstimateErrors(value_codec, kv_.head(layer, Side::kValues, head), none,
+                                                        Side::kValues, options_.measured_rows));
+      QKV_ASSIGN_OR_RETURN(values, RowsOf(layer, Side::kValues, head));
     }
+    QKV_ASSIGN_OR_RETURN(const HeadMatrix keys, RowsOf(layer, Side::kKeys, head));
     const LayerQueries& queries = window_.layers[layer];
+    const std::vector<TokenRange> visible = Visible(queries);
     const size_t group = queries.heads / shape.kv_heads;
-    part.attention = MeasureHeadAttention(keys, values, {&queries, window_.last_visible, head * group, group},
-                                          key_codec, {costs, options_.attention, options_.spread});
+    part.attention = MeasureHeadAttention(keys, values ? &*values : nullptr, {&queries, visible, head * group, group},
+                                          key_codec, {options_.attention, options_.spread, earlier_});
     if (!costs) return part;
     const LayerAdjustment adjustment = options_.layers.empty() ? LayerAdjustment() : options_.layers[layer];
     part.keys = CostsOf(key_errors, part.attention.keys, adjustment.keys);
@@ -184,17 +192,33 @@ class WindowMeasurement {
     return part;
   }
 
+  // All that queries see of a head: earlier rows, then those of kv.
+  Result<HeadMatrix> RowsOf(size_t layer, Side side, uint32_t head) const {
+    const HeadRows own = kv_.head(layer, side, head);
+    if (earlier_ == 0) return HeadMatrix(own);
+    std::vector<Half> rows(earlier_ * own.dim);
+    QKV_RETURN_IF_ERROR(options_.earlier->fill(layer, side, head, rows.data()));
+    return HeadMatrix(own, {rows.data(), own.dim, earlier_, own.dim});
+  }
+
+  // To each query, counted from the first earlier token.
+  std::vector<TokenRange> Visible(const LayerQueries& layer) const {
+    std::vector<TokenRange> visible;
+    for (const uint32_t last : window_.last_visible)
+      visible.push_back(VisibleTokens(earlier_ + last, layer.window, earlier_ + window_.end));
+    return visible;
+  }
+
   void CountQueries(AttentionStats* attention) const {
-    std::vector<double> change(kv_.tokens + 1, 0.0);  // from one token to the next
+    std::vector<double> change(earlier_ + kv_.tokens + 1, 0.0);  // from one token to the next
     for (const LayerQueries& layer : window_.layers) {
-      for (const uint32_t last : window_.last_visible) {
-        const TokenRange visible = VisibleTokens(last, layer.window);
+      for (const TokenRange& visible : Visible(layer)) {
         change[visible.first] += layer.heads;
         change[visible.end] -= layer.heads;
-        attention->rows += layer.heads;
+        attention->rows += visible.size() > 0 ? layer.heads : 0;
       }
     }
-    attention->seen_by.resize(kv_.tokens);
+    attention->seen_by.resize(earlier_ + kv_.tokens);
     std::partial_sum(change.begin(), change.end() - 1, attention->seen_by.begin());
   }
 
@@ -202,6 +226,7 @@ class WindowMeasurement {
   const KeyProfiles& profiles_;
   const AttentionWindow& window_;
   const CostOptions& options_;
+  const size_t earlier_;                              // tokens
   std::vector<std::pair<uint32_t, uint32_t>> heads_;  // layer, KV head
 };
 
@@ -222,12 +247,20 @@ Status CheckWindow(const KvView& kv, const AttentionWindow& window) {
     }
   }
   for (const uint32_t last : window.last_visible) {
-    if (last >= kv.tokens) return invalid("a query sees tokens past the cache");
+    if (std::min<size_t>(last + size_t{1}, window.end) > kv.tokens)
+      return invalid("a query sees tokens past the cache");
   }
   return {};
 }
 
 }  // namespace
+
+AttentionStats AttentionStats::From(size_t first) const {
+  const auto from = [first](const std::vector<double>& all) {
+    return std::vector<double>(all.begin() + static_cast<ptrdiff_t>(std::min(first, all.size())), all.end());
+  };
+  return {from(mass), from(squares), from(log_mass), from(seen_by), rows};
+}
 
 Result<MeasuredCosts> MeasureTokenCosts(const KvView& kv, const KeyProfiles& profiles, const AttentionWindow& window,
                                         const CostOptions& options) {
@@ -239,10 +272,12 @@ Result<MeasuredCosts> MeasureTokenCosts(const KvView& kv, const KeyProfiles& pro
   return WindowMeasurement(kv, profiles, window, options).Run(/*costs=*/true);
 }
 
-Result<AttentionStats> MeasureAttention(const KvView& kv, const AttentionWindow& window, int threads) {
+Result<AttentionStats> MeasureAttention(const KvView& kv, const AttentionWindow& window, int threads,
+                                        const EarlierRows* earlier) {
   QKV_RETURN_IF_ERROR(CheckWindow(kv, window));
   CostOptions options;
   options.threads = threads;
+  options.earlier = earlier;
   const KeyProfiles none;
   QKV_ASSIGN_OR_RETURN(MeasuredCosts measured, WindowMeasurement(kv, none, window, options).Run(/*costs=*/false));
   return std::move(measured.attention);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "policy/attention_window.h"
+#include "policy/earlier_rows.h"
 #include "qkvshare/status.h"
 #include "quant/bit_plan.h"
 #include "quant/channel_profile.h"
@@ -23,13 +24,16 @@ struct TokenCosts {
 };
 
 // What the queries of a window make of each token: sums over layers, heads and queries of the attention weight w that
-// the token gets. [tokens] each.
+// the token gets. [earlier tokens + tokens] each.
 struct AttentionStats {
   std::vector<double> mass;      // w
   std::vector<double> squares;   // w^2; empty unless asked for
   std::vector<double> log_mass;  // w log w; empty unless asked for
   std::vector<double> seen_by;   // 1: of the queries that see the token
-  double rows = 0;               // queries in all; the weights of each sum to 1
+  double rows = 0;               // queries in all that see a token; the weights of each sum to 1
+
+  // Of the tokens from `first` on.
+  AttentionStats From(size_t first) const;
 };
 
 // Rows of each head and side that are quantized to measure errors.
@@ -39,6 +43,7 @@ struct CostOptions {
   bool attention = true;                    // false: as if all that a query sees got the same weight
   bool spread = false;                      // also measures squares and log_mass
   std::span<const LayerAdjustment> layers;  // one a layer, or empty
+  const EarlierRows* earlier = nullptr;     // that queries see too, before those of kv; null: none
   size_t measured_rows = kMeasuredRows;
   int threads = 1;
 };
@@ -56,13 +61,17 @@ struct MeasuredCosts {
 // every row's is the mean share of its squared length that they lose, which varies little from row to row after the
 // rotation.
 //
-// window: at least one query. kInvalidArgument where its layers are not those of kv; kNonFinite as packing. Cost: three
-// products of queries x tokens x head_dim a head, and the quantization of the measured rows.
+// Costs are those of kv's tokens, weights and output those of attention over all that a query sees, earlier rows too.
+//
+// window: at least one query; its tokens count from the first of kv. kInvalidArgument where its layers are not those of
+// kv; kNonFinite as packing; errors of EarlierRows::fill. Cost: three products of queries x tokens x head_dim a head,
+// and the quantization of the measured rows.
 Result<MeasuredCosts> MeasureTokenCosts(const KvView& kv, const KeyProfiles& profiles, const AttentionWindow& window,
                                         const CostOptions& options);
 
 // Only the attention: one of the products, and no quantization.
-Result<AttentionStats> MeasureAttention(const KvView& kv, const AttentionWindow& window, int threads);
+Result<AttentionStats> MeasureAttention(const KvView& kv, const AttentionWindow& window, int threads,
+                                        const EarlierRows* earlier = nullptr);
 
 // The same cost for every token: what a policy without knowledge assumes.
 TokenCosts EqualTokenCosts(size_t tokens);

@@ -435,6 +435,96 @@ TEST(MeasureAttention, IsTheAttentionOfTheCosts) {
   EXPECT_EQ(MeasureAttention(cache.view(), window, 1).status().code(), StatusCode::kInvalidArgument);
 }
 
+// Queries see the whole context; what counts of it is the part that is packed.
+TEST(EarlierRows, AreAttendedToAndCostNothing) {
+  std::mt19937 random(14);
+  constexpr size_t kAll = 53, kFirst = 30;
+  TestCache cache(kAll, Shapes());
+  cache.Fill(&random);
+  AttentionWindow window = RandomWindow(&random, cache, 9, 2, 2.0f);
+  window.layers[1].window = 12;  // reaches back over the seam for the first queries only
+  window.layers[2].window = 40;
+  CostOptions options;
+  options.spread = true;
+  const MeasuredCosts whole = MeasureWith(cache, window, options);
+  AttentionWindow own = window;
+  for (uint32_t& last : own.last_visible) last -= kFirst;
+  const EarlierRows earlier = cache.earlier(kFirst);
+  options.earlier = &earlier;
+  const KvView kv = cache.view_from(kFirst);
+  const Result<MeasuredCosts> part = MeasureTokenCosts(kv, {}, own, options);
+  ASSERT_TRUE(part) << part.status().message();
+  for (const auto sides : {&TokenCosts::keys, &TokenCosts::values}) {
+    for (size_t w = 0; kWidths[w] < 16; ++w) {
+      const std::vector<double>&ours = (part->costs.*sides)[w], &all = (whole.costs.*sides)[w];
+      ASSERT_EQ(ours.size(), kAll - kFirst);
+      // The same sums; errors are measured on all rows of either.
+      for (size_t t = 0; t < ours.size(); ++t) EXPECT_DOUBLE_EQ(ours[t], all[kFirst + t]);
+    }
+  }
+  EXPECT_EQ(part->attention.mass, whole.attention.mass);
+  EXPECT_EQ(part->attention.log_mass, whole.attention.log_mass);
+  EXPECT_EQ(part->attention.seen_by, whole.attention.seen_by);
+  EXPECT_EQ(part->attention.rows, whole.attention.rows);
+  const Result<AttentionStats> alone = MeasureAttention(kv, own, 2, &earlier);
+  ASSERT_TRUE(alone);
+  EXPECT_EQ(alone->mass, whole.attention.mass);
+  const AttentionStats tail = alone->From(kFirst);
+  EXPECT_EQ(tail.mass, std::vector<double>(alone->mass.begin() + kFirst, alone->mass.end()));
+  EXPECT_EQ(tail.rows, alone->rows);
+  EXPECT_TRUE(tail.squares.empty());
+  // And it makes a difference.
+  const Result<AttentionStats> without = MeasureAttention(kv, own, 1);
+  ASSERT_TRUE(without);
+  EXPECT_GT(without->mass[0], 1.5 * alone->mass[kFirst]);
+}
+
+TEST(EarlierRows, ThatCannotBeMadeAreAnError) {
+  std::mt19937 random(15);
+  TestCache cache(10, Shapes());
+  cache.Fill(&random);
+  const AttentionWindow window = RandomWindow(&random, cache, 2, 2);
+  const auto fill = [](size_t layer, Side, uint32_t, Half* rows) {
+    std::fill_n(rows, 3 * 8, Half{0});
+    return layer == 1 ? Status(StatusCode::kCorrupt, "no rows") : Status();
+  };
+  const EarlierRows earlier = {3, fill};
+  const Status status = MeasureAttention(cache.view(), window, 1, &earlier).status();
+  EXPECT_EQ(status.code(), StatusCode::kCorrupt);
+  EXPECT_EQ(status.message(), "layer 1: no rows");
+}
+
+// A probe's own tokens are gone: its queries see what was there before, and less of it where a window has moved on.
+TEST(AttentionWindow, QueriesSeeNothingFromItsEndOn) {
+  std::mt19937 random(16);
+  TestCache cache(20, {{1, 16, 16}, {1, 16, 16}});
+  cache.Fill(&random);
+  AttentionWindow window = RandomWindow(&random, cache, 4, 2);
+  window.last_visible = {19, 22, 26, 40};
+  EXPECT_EQ(MeasureAttention(cache.view(), window, 1).status().code(), StatusCode::kInvalidArgument);
+  window.end = 20;
+  window.layers[1].window = 8;
+  for (const size_t first : {0u, 15u}) {
+    const EarlierRows earlier = cache.earlier(first);
+    AttentionWindow own = window;
+    own.end -= static_cast<uint32_t>(first);
+    for (uint32_t& last : own.last_visible) last -= static_cast<uint32_t>(first);
+    CostOptions options;
+    options.earlier = &earlier;
+    const Result<MeasuredCosts> measured = MeasureTokenCosts(cache.view_from(first), {}, own, options);
+    ASSERT_TRUE(measured) << measured.status().message();
+    const AttentionStats& stats = measured->attention;
+    EXPECT_EQ(stats.rows, 2.0 * (4 + 3));   // of layer 1 the last query sees nothing
+    EXPECT_EQ(stats.seen_by[19], 2.0 * 7);  // 26 - 7 is the first that the third one sees there
+    EXPECT_EQ(stats.seen_by[18], 2.0 * 6);
+    EXPECT_EQ(stats.seen_by[11], 2.0 * 4);
+    double sum = 0;
+    for (const double mass : stats.mass) sum += mass;
+    EXPECT_NEAR(sum, stats.rows, 1e-4 * stats.rows);
+    for (const double cost : measured->costs.keys[0]) EXPECT_TRUE(std::isfinite(cost) && cost > 0);
+  }
+}
+
 TEST(MixTokenCosts, ScalesBothToOneSum) {
   TokenCosts first = EqualTokenCosts(2), second = EqualTokenCosts(2);
   const std::vector<double> ten = {10, 10}, one_sided = {2, 0};

@@ -19,17 +19,6 @@ std::vector<int32_t> PositionsOf(std::span<const CardPart> parts) {
   return positions;
 }
 
-// Turns keys that were packed at positions p to p + delta. rows: [tokens, kv_heads * dim].
-void MoveKeys(const LayerRope& rope, int32_t delta, const LayerShape& shape, size_t tokens, Half* rows) {
-  const RopeShift shift(rope, -delta);
-  std::vector<float> row(shape.row_values(Side::kKeys));
-  for (size_t token = 0; token < tokens; ++token, rows += row.size()) {
-    std::transform(rows, rows + row.size(), row.begin(), HalfToFloat);
-    shift.Apply(row.data(), shape.kv_heads, shape.key_dim);
-    std::transform(row.begin(), row.end(), rows, FloatToHalf);
-  }
-}
-
 Status OtherRope(const RopeParams& theirs, const RopeParams& ours) {
   if (theirs.base == ours.base && theirs.scale == ours.scale) {
     return {StatusCode::kMismatch,
@@ -44,6 +33,16 @@ Status OtherRope(const RopeParams& theirs, const RopeParams& ours) {
 }
 
 }  // namespace
+
+void MoveKeys(const LayerRope& rope, int32_t delta, size_t dim, size_t count, Half* rows) {
+  const RopeShift shift(rope, -delta);
+  std::vector<float> row(dim);
+  for (size_t i = 0; i < count; ++i, rows += dim) {
+    std::transform(rows, rows + dim, row.begin(), HalfToFloat);
+    shift.Apply(row.data());
+    std::transform(row.begin(), row.end(), rows, FloatToHalf);
+  }
+}
 
 Status CheckCardModel(const Card& card, const Model& model) {
   const auto start = [](const Digest& digest) { return ToHex(digest).substr(0, 12); };
@@ -93,7 +92,7 @@ Result<std::vector<uint8_t>> BuildCardState(std::span<const CardPart> parts, con
     for (const CardPart& part : parts) {
       QKV_RETURN_IF_ERROR(part.card->Unpack(*kernels, layer, side, part.tokens, rows));
       if (side == Side::kKeys && part.shift() != 0)
-        MoveKeys(context.facts().ropes[layer], part.shift(), shape, part.tokens, rows);
+        MoveKeys(context.facts().ropes[layer], part.shift(), shape.key_dim, part.tokens * shape.kv_heads, rows);
       rows += part.tokens * shape.row_values(side);
     }
     return Status();

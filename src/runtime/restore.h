@@ -1,17 +1,23 @@
 // Restore: a card's tokens into a session's cache, by dequantizing (the paper's injection path).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
 
 #include "card/card.h"
 #include "qkvshare/status.h"
+#include "quant/half.h"
 #include "runtime/card_context.h"
 #include "runtime/card_list.h"
+#include "runtime/rope.h"
 #include "runtime/session.h"
 
 namespace qkvshare {
+
+// Turns keys that were cached at positions p to p + delta. rows: [count, dim], of a head each.
+void MoveKeys(const LayerRope& rope, int32_t delta, size_t dim, size_t count, Half* rows);
 
 struct RestoreTimes {
   int64_t dequantize_us = 0;

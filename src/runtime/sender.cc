@@ -12,8 +12,8 @@
 #include "base/stopwatch.h"
 #include "card/format.h"
 #include "policy/allocator.h"
-#include "policy/anchors.h"
 #include "qkvshare/version.h"
+#include "runtime/card_rows.h"
 
 namespace qkvshare {
 namespace {
@@ -58,7 +58,7 @@ std::vector<Level> Ladder(const PackOptions& options) {
 
 double LevelBits(Level level) { return (level.key_bits + level.value_bits) / 2.0; }
 
-// Bytes of codes and scales that the plan may take. content: with as many anchors as it will have.
+// Bytes of codes and scales that the plan may take. content: all but the plan, since what it takes is left to the plan.
 Result<size_t> Budget(const KvView& kv, const CardContent& content, const PackOptions& options,
                       const AllocationLimits& limits) {
   const std::vector<LayerShape> shapes = ShapesOf(kv);
@@ -134,13 +134,28 @@ PlanRequest RequestOf(const PackOptions& options, int threads) {
   return request;
 }
 
+// All but the budget.
+Result<PlanRequest> RequestFor(const PackSource& source, const KvView& kv, const CardContent& content,
+                               const PackOptions& options) {
+  PlanRequest request = RequestOf(options, source.context.threads());
+  request.limits.fixed.first = content.exact_tokens;
+  request.limits.layers = LayersOf(options, ProfiledParent(source));
+  const size_t layers = request.limits.layers.size();
+  if (layers == 0 || layers == kv.layers.size()) return request;
+  return Status(StatusCode::kInvalidArgument,
+                fmt::format("widths of {} layers, but the model has {}", layers, kv.layers.size()));
+}
+
 Transferability TransferabilityOf(const CardContent& content, const PackOptions& options) {
   Transferability transfer;
   for (const Segment& segment : content.info.segments) {
     SegmentPrior& prior = transfer.segments.emplace_back(SegmentPrior{segment.first_token, segment.tokens});
     for (const SegmentReader& reader : segment.readers) prior.distances.push_back(reader.distance);
   }
-  transfer.anchors = options.anchors;
+  for (const Anchor& anchor : options.anchors) {
+    if (anchor.token >= content.first_token)
+      transfer.anchors.push_back({anchor.token - content.first_token, anchor.weight});
+  }
   transfer.probe = options.probe;
   return transfer;
 }
@@ -235,8 +250,10 @@ Result<PackedCard> PackTokens(const PackSource& source, const PackOptions& optio
   static const AttentionWindow kNoWindow;
   const CardContext& context = source.context;
   const AttentionWindow& window = source.window != nullptr ? *source.window : kNoWindow;
+  const bool uniform = options.policy == Policy::kUniform;
   QKV_RETURN_IF_ERROR(CheckPackOptions(options));
   QKV_RETURN_IF_ERROR(CheckChain(PartsOf(context.cards(source.sequence))));
+  *times = {};
   Stopwatch watch;
   const size_t first = context.end(source.sequence);
   QKV_ASSIGN_OR_RETURN(const KvState state, context.TakeKv(source.sequence, first, first + source.tokens.size()));
@@ -244,26 +261,20 @@ Result<PackedCard> PackTokens(const PackSource& source, const PackOptions& optio
   const KvView kv = state.view();
   CardContent content = ContentOf(source, state, options);
   QKV_ASSIGN_OR_RETURN(const KeyProfiles profiles, ProfilesOf(source, kv, options, &content));
-  PlanRequest request = RequestOf(options, context.threads());
-  request.limits.fixed.first = content.exact_tokens;
-  request.limits.layers = LayersOf(options, ProfiledParent(source));
-  if (!request.limits.layers.empty() && request.limits.layers.size() != kv.layers.size()) {
-    return Status(StatusCode::kInvalidArgument, fmt::format("widths of {} layers, but the model has {}",
-                                                            request.limits.layers.size(), kv.layers.size()));
-  }
-  if (!window.empty()) content.anchors.resize(std::min(kMostAnchors, kv.tokens));
-  QKV_ASSIGN_OR_RETURN(request.limits.budget_bytes, Budget(kv, content, options, request.limits));
+  QKV_ASSIGN_OR_RETURN(PlanRequest request, RequestFor(source, kv, content, options));
+  QKV_ASSIGN_OR_RETURN(const EarlierRows earlier, RowsOfCards(PartsOf(context.cards(source.sequence)), context));
   const Transferability transfer = TransferabilityOf(content, options);
-  QKV_ASSIGN_OR_RETURN(Planned planned,
-                       MakePlan({kv, profiles, window, content.token_ids, options.predictions, transfer}, request));
-  if (options.policy != Policy::kUniform) {
-    QKV_RETURN_IF_ERROR(CheckChoice(planned.plan, kv, options, request.limits));
-  }
-  content.info.features = std::move(planned.features);
-  content.anchors = std::move(planned.anchors);
-  for (Anchor& anchor : content.anchors) anchor.token += content.first_token;  // in the context, parents included
+  const PlanInput input{kv, profiles, window, content.token_ids, options.predictions, transfer, &earlier};
   times->plan_us = watch.LapUs();
-  QKV_ASSIGN_OR_RETURN(PackedCard card, PackCard(kv, planned.plan, profiles, content, context.threads()));
+  QKV_ASSIGN_OR_RETURN(ScoredTokens scored, ScoreTokens(input, request));
+  (uniform && !window.empty() ? times->anchors_us : times->plan_us) += watch.LapUs();
+  content.info.features = std::move(scored.features);
+  content.anchors = std::move(scored.anchors);
+  QKV_ASSIGN_OR_RETURN(request.limits.budget_bytes, Budget(kv, content, options, request.limits));
+  QKV_ASSIGN_OR_RETURN(const BitPlan plan, MakePlan(scored, ShapesOf(kv), request));
+  if (!uniform) QKV_RETURN_IF_ERROR(CheckChoice(plan, kv, options, request.limits));
+  times->plan_us += watch.LapUs();
+  QKV_ASSIGN_OR_RETURN(PackedCard card, PackCard(kv, plan, profiles, content, context.threads()));
   times->quantize_us = watch.LapUs();
   return card;
 }

@@ -39,7 +39,7 @@ struct PackOptions {
   uint32_t hop = 0;
   std::vector<Segment> segments;  // empty: one segment of role "prompt"
   // What the policy may look at besides the session: how the model predicted each token (PredictionMeter), anchors of
-  // earlier receivers, and queries of one.
+  // earlier receivers of this context (those of attached cards' tokens are passed over), and queries of receivers.
   std::vector<TokenPrediction> predictions;
   std::vector<Anchor> anchors;
   AttentionWindow probe;
@@ -47,6 +47,7 @@ struct PackOptions {
 
 struct PackTimes {
   int64_t take_us = 0;      // rows out of llama.cpp
+  int64_t anchors_us = 0;   // what was attended to; where the policy asks too it is part of plan_us
   int64_t plan_us = 0;      // profile, costs, allocation
   int64_t quantize_us = 0;  // and checksums
 };
@@ -89,10 +90,10 @@ struct PackSource {
 };
 
 // Packs them; the context stays as it is. Where cards are attached the result is a delta card that names the last of
-// them as its parent; where there is a window, it has anchors. kInvalidArgument (no tokens, bits out of range, a policy
-// but uniform without a window or where the size leaves it no choice, a feature that cannot be had, another profile
-// than the parent's), kMismatch (a profile of another model), kOutOfRange (max_bytes too small: needed and available),
-// kNonFinite.
+// them as its parent; where there is a window, it has anchors, of their tokens too. kInvalidArgument (no tokens, bits
+// out of range, a policy but uniform without a window or where the size leaves it no choice, a feature that cannot be
+// had, another profile than the parent's), kMismatch (a profile of another model), kOutOfRange (max_bytes too small:
+// needed and available), kNonFinite.
 Result<PackedCard> PackTokens(const PackSource& source, const PackOptions& options, PackTimes* times);
 
 // The tokens of one sequence of a session.
