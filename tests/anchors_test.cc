@@ -5,6 +5,7 @@
 #include "policy/token_costs.h"
 #include "runtime/card_rows.h"
 #include "runtime/inject.h"
+#include "runtime/pack_text.h"
 #include "tests/fused_fixture.h"
 
 namespace qkvshare {
@@ -202,6 +203,37 @@ TEST_F(AnchorsTest, OfOthersMoveBitsOfTheTokensThatFollowCards) {
   const Status status = PackSession(*middle, options, &times).status();
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
   EXPECT_NE(status.message().find("anchors"), std::string::npos) << status.message();
+}
+
+// A card of a receiver says what counts of the root, to whom packs the root again, if it is the same one.
+TEST_F(AnchorsTest, OfADeltaCardCountForItsRootOnly) {
+  const SharedCard root = Pack(*sender_, Policy::kUniform, 4);
+  const std::vector<CardPart> parts = {{root, 0, 147}};
+  const SharedCard delta = Pack(*Continue(parts, suffix_));
+  const std::vector<int32_t> before = TokensOf(parts);
+  const auto count = [&](const std::vector<int32_t>& tokens) {
+    std::vector<Anchor> anchors;
+    const Status status = AddAnchors(*delta, before, "it", tokens, &anchors);
+    EXPECT_EQ(status.ok(), !anchors.empty()) << status.message();
+    return anchors.size();
+  };
+  const auto within = [&](uint32_t end) {
+    return static_cast<size_t>(std::ranges::count_if(delta->anchors(), [&](Anchor a) { return a.token < end; }));
+  };
+  EXPECT_EQ(count(prefix_), within(147));  // the last three are not what the delta goes on with
+  std::vector<int32_t> other = prefix_;
+  other[100] += 1;
+  EXPECT_EQ(count(other), within(100));
+  other[2] += 1;
+  EXPECT_EQ(count(other), 0u);
+  std::vector<int32_t> all = before;
+  all.insert(all.end(), suffix_.begin(), suffix_.end());
+  EXPECT_EQ(count(all), kMostAnchors);
+  std::vector<Anchor> anchors;
+  const Status status = AddAnchors(*delta, {}, "it", prefix_, &anchors);
+  EXPECT_EQ(status.code(), StatusCode::kUnsupported);
+  EXPECT_EQ(status.message(),
+            "it continues another card, without which it is not known what its anchors are of: flatten both");
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 import json
 import re
 
-from cli_support import USAGE, CliTest, folder, main, path, setUpModule
+from cli_support import MISSING, USAGE, CliTest, folder, main, path, setUpModule
 
 TEXT = "The cat of the farmer sleeps on the mill stone, and the water runs in the shade of the trees to the pond. " * 4
 MESSAGES = [{"role": "system", "content": TEXT}, {"role": "user", "content": "Who sleeps there, and where? " * 6}]
@@ -59,6 +59,11 @@ class PolicyTest(CliTest):
         self.refuse("has no anchors", *topology, "--anchors-from", path("uniform.card"))
         self.succeed("pack", "-p", TEXT, "-o", path("other.card"), "--policy", "local", "--bits", "3")
         self.refuse("of another text", *topology, "--anchors-from", path("other.card"))
+        self.succeed("run", "--card", path("other.card"), "-p", "x", "-n", "1", "--temp", "0", "-o", path("next.card"))
+        self.refuse("has no anchors", *topology, "--anchors-from", path("next.card"))
+        (folder / "other.card").unlink()  # what its anchors would be of
+        self.fail_with(MISSING, "pack", "-p", TEXT, "-o", path("no.card"), *topology, "--anchors-from", path("next.card"),
+                       says="next.card continues")
 
     def test_flags_that_the_policy_would_pass_over_are_refused(self):
         self.pack("passed.card", "--policy", "local", "--bits", "3")

@@ -277,7 +277,8 @@ typedef struct qkv_pack_options {
   const char* control_of;    /* of random and inverted: "local" or "topology"; NULL: "local" */
   const qkv_reader* readers; /* may be NULL */
   size_t reader_count;
-  const qkv_card* const* anchor_cards; /* of earlier receivers of this context, for their anchors; may be NULL */
+  /* Cards of earlier receivers of this context, for their anchors; none that continues another. May be NULL. */
+  const qkv_card* const* anchor_cards;
   size_t anchor_card_count;
 } qkv_pack_options;
 

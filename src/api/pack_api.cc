@@ -86,7 +86,7 @@ Status ReadContext(const PackSource& source, const qkv_pack_options& options, Pa
   }
   for (size_t i = 0; i < options.anchor_card_count; ++i) {
     const std::string name = "anchor_cards[" + std::to_string(i) + "]";
-    QKV_RETURN_IF_ERROR(AddAnchors(*options.anchor_cards[i]->card, name, tokens, &pack->anchors));
+    QKV_RETURN_IF_ERROR(AddAnchors(*options.anchor_cards[i]->card, {}, name, tokens, &pack->anchors));
   }
   return {};
 }

@@ -10,8 +10,10 @@
 
 #include "base/hash.h"
 #include "base/text.h"
+#include "card/card_chain.h"
 #include "card/static_profile.h"
 #include "cli/options.h"
+#include "runtime/card_list.h"
 #include "runtime/pack_text.h"
 
 namespace qkvshare::cli {
@@ -119,8 +121,12 @@ Result<std::vector<LayerAdjustment>> PolicyFlags::Layers(size_t layers) const {
 
 Status PolicyFlags::AddAnchors(std::span<const int32_t> tokens, std::vector<Anchor>* anchors) const {
   for (const std::string& path : anchor_cards) {
-    QKV_ASSIGN_OR_RETURN(const Card card, Card::Open(path));
-    QKV_RETURN_IF_ERROR(qkvshare::AddAnchors(card, path, tokens, anchors));
+    QKV_ASSIGN_OR_RETURN(const std::vector<ChainCard> chain, OpenWithParents({path}));
+    std::vector<std::shared_ptr<const Card>> cards;
+    for (const ChainCard& link : chain) cards.push_back(link.card);
+    QKV_ASSIGN_OR_RETURN(std::vector<CardPart> parts, PlaceCards(cards));
+    parts.pop_back();
+    QKV_RETURN_IF_ERROR(qkvshare::AddAnchors(*cards.back(), TokensOf(parts), path, tokens, anchors));
   }
   return {};
 }

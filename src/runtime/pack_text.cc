@@ -110,20 +110,22 @@ Status AddReader(const SegmentReader& reader, const std::vector<std::string>& ro
   return Invalid(fmt::format("reader {}: no segment of role '{}'", reader.agent, missing.front()));
 }
 
-Status AddAnchors(const Card& card, const std::string& name, std::span<const int32_t> tokens,
-                  std::vector<Anchor>* anchors) {
+Status AddAnchors(const Card& card, std::span<const int32_t> before, const std::string& name,
+                  std::span<const int32_t> tokens, std::vector<Anchor>* anchors) {
   if (card.anchors().empty()) return Invalid(name + " has no anchors: it was packed by policy uniform");
-  // A card may go on otherwise than this context does: its anchors count as far as both are the same.
-  size_t same = std::min<size_t>(card.first_token(), tokens.size());
-  for (const int32_t id : card.token_ids()) {
-    if (same == tokens.size() || tokens[same] != id) break;
-    ++same;
+  if (before.size() != card.first_token()) {
+    return {StatusCode::kUnsupported,
+            name + " continues another card, without which it is not known what its anchors are of: flatten both"};
   }
-  const size_t before = anchors->size();
+  // A card may go on otherwise than this context does: its anchors count as far as both are the same.
+  std::vector<int32_t> theirs(before.begin(), before.end());
+  theirs.insert(theirs.end(), card.token_ids().begin(), card.token_ids().end());
+  const auto same = static_cast<size_t>(std::ranges::mismatch(theirs, tokens).in1 - theirs.begin());
+  const size_t count = anchors->size();
   for (const Anchor& anchor : card.anchors()) {
     if (anchor.token < same) anchors->push_back(anchor);
   }
-  if (anchors->size() > before) return {};
+  if (anchors->size() > count) return {};
   return Invalid(name + " has no anchors in this context: it is of another text");
 }
 

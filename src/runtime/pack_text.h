@@ -28,10 +28,11 @@ Result<std::vector<LayerAdjustment>> ParseLayerBits(const std::string& text, siz
 Status AddReader(const SegmentReader& reader, const std::vector<std::string>& roles, const std::string& owner,
                  size_t tokens, std::vector<Segment>* segments);
 
-// Adds a card's anchors, as far as the card begins with these tokens. kInvalidArgument where it has none there, with
-// what the caller calls the card.
-Status AddAnchors(const Card& card, const std::string& name, std::span<const int32_t> tokens,
-                  std::vector<Anchor>* anchors);
+// Adds a card's anchors, as far as its context begins with these tokens. before: those that it continues, all of them,
+// since its anchors are of these too. kInvalidArgument where it has none there, with what the caller calls the card;
+// kUnsupported where `before` is something else.
+Status AddAnchors(const Card& card, std::span<const int32_t> before, const std::string& name,
+                  std::span<const int32_t> tokens, std::vector<Anchor>* anchors);
 
 // Options that count for some policies only, by the names under which a caller gave them; nullptr: not given.
 struct GivenOptions {
