@@ -137,16 +137,14 @@ class TurnRunner {
   }
 
   Status Read() {
+    QKV_RETURN_IF_ERROR(session_->KeepQueries(kWindowTokens, kWindowStride));
     PrefillOptions options;
-    options.window = kWindowTokens;
-    options.window_stride = kWindowStride;
     if (hooks_.progress) {
       options.progress = [this](size_t done, size_t total) { hooks_.progress("reading", done, total); };
     }
     watch_.LapUs();
     QKV_RETURN_IF_ERROR(session_->Prefill(prompt_, options));
     AddStage("prefill");
-    window_ = session_->window();
     record_.read_tokens = static_cast<uint32_t>(prompt_.size());
     return {};
   }
@@ -157,8 +155,6 @@ class TurnRunner {
     options.sampling = job_.agent.sampling;
     options.predict = job_.agent.predict;
     options.stop = job_.agent.stop;
-    options.window = &window_;
-    options.window_stride = kWindowStride;
     size_t sampled = 0;
     options.on_text = [&](const std::string& piece) {
       if (hooks_.text) hooks_.text(piece);
@@ -238,15 +234,17 @@ class TurnRunner {
     options.sender = job_.agent.name;
     options.segments = Segments();
     const std::span<const int32_t> own = std::span(session_->tokens()).subspan(record_.taken_tokens);
+    const AttentionWindow window = session_->window();
     if (!job_.anchors_folder.empty()) {
       QKV_ASSIGN_OR_RETURN(options.anchors, EarlierAnchors(job_.anchors_folder, job_.turn, own));
+      for (Anchor& anchor : options.anchors) anchor.token += record_.taken_tokens;
     }
     if (job_.agent.probe && !job_.receiver_prompts.empty()) {
       QKV_ASSIGN_OR_RETURN(options.probe, Probe());
       AddStage("probe");
     }
     PackTimes times;
-    const PackSource source{session_->card_context(), own, &window_, 0};
+    const PackSource source{session_->card_context(), own, &window, 0};
     QKV_ASSIGN_OR_RETURN(const PackedCard packed, PackTokens(source, options, &times));
     record_.stages.emplace_back("plan", times.take_us + times.plan_us);
     record_.stages.emplace_back("quantize", times.quantize_us);
@@ -263,6 +261,7 @@ class TurnRunner {
 
   // What the receivers will be told, over this context.
   Result<AttentionWindow> Probe() {
+    QKV_RETURN_IF_ERROR(session_->KeepQueries(0, 1));
     std::vector<std::vector<int32_t>> instructions;
     const std::string said = record_.generated_tokens == 0 ? "" : TextOfGenerated();
     for (const std::string& prompt : job_.receiver_prompts) {
@@ -321,7 +320,6 @@ class TurnRunner {
   std::vector<ChatMessage> messages_;  // where a context starts
   std::vector<int32_t> prompt_;
   std::unique_ptr<Session> session_;
-  AttentionWindow window_;    // of the own tokens
   size_t parts_written_ = 0;  // of its card
 };
 
