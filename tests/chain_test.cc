@@ -208,19 +208,5 @@ TEST_F(ChainTest, AFlattenedChainIsTheSameContext) {
   }
 }
 
-// A card that others continue lies where it was packed, and nowhere else.
-TEST_F(ChainTest, AChainThatWouldBeMovedIsRefused) {
-  const SharedCard root = Share(PackCard(*sender_, 4));
-  const SharedCard delta = Share(PackCard(*Continue({root}, suffix_), 4));
-  const auto other = MakeSession(*model_);
-  Prefill(other.get(), SomeTokens(10, 77));
-  const SharedCard cards[] = {Share(PackCard(*other, 4)), root, delta};
-  const Status status = PlaceCards(cards).status();
-  EXPECT_EQ(status.code(), StatusCode::kUnsupported);
-  EXPECT_NE(status.message().find("would lie at position 10 instead of 0"), std::string::npos) << status.message();
-  const CardPart parts[] = {{cards[0], 0, 10}, {root, 10, 140}, {delta, 150, 20}};
-  EXPECT_EQ(CheckCardOrder(parts).code(), StatusCode::kUnsupported);
-}
-
 }  // namespace
 }  // namespace qkvshare

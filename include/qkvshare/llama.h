@@ -70,11 +70,11 @@ typedef struct qkv_placed_card {
 } qkv_placed_card;
 
 /* Puts cards, in the order of their places, into a sequence that has no tokens and no cards. What follows is decoded
- * after the last of them, from injection->tokens on. A delta card comes just after the one that it continues, at
- * QKV_NEXT. Everything is checked before the context is changed. QKV_INVALID_ARGUMENT (not empty, overlapping places),
- * QKV_MISMATCH (another model, RoPE or shapes), QKV_OUT_OF_RANGE (no room to restore them), QKV_UNSUPPORTED (why cards
- * cannot be attached, for QKV_INJECT_FUSED; a card that cannot be moved to its place), QKV_CORRUPT. injection may be
- * NULL.
+ * after the last of them, from injection->tokens on. A delta card comes after the one that it continues, of which there
+ * must be just the tokens that it was made on. Everything is checked before the context is changed.
+ * QKV_INVALID_ARGUMENT (not empty, overlapping places), QKV_MISMATCH (another model, RoPE or shapes), QKV_OUT_OF_RANGE
+ * (no room to restore them), QKV_UNSUPPORTED (why cards cannot be attached, for QKV_INJECT_FUSED; a card that cannot be
+ * moved to its place), QKV_CORRUPT. injection may be NULL.
  *
  * While cards are attached all decoding goes through qkv_attention_decode: logits of llama_decode itself are NaN. */
 QKV_API qkv_status qkv_attention_inject(qkv_attention* attention, int32_t sequence, const qkv_placed_card* cards,

@@ -263,8 +263,8 @@ typedef struct qkv_pack_options {
   /* The conversation that the tokens are of, so that the card names its turns; may be NULL. */
   const qkv_message* messages;
   size_t message_count;
-  /* Path of a static profile (`qkvshare calibrate`), or NULL: measured on the tokens. A delta card has the profile of the
-   * card that it continues, and takes no other. */
+  /* Path of a static profile (`qkvshare calibrate`), or NULL: measured on the tokens. A delta card has the profile of
+   * the card that it continues, and takes no other. */
   const char* profile;
   /* What follows is as the flags of `qkvshare pack`. What the policy would pass over is refused, but for readers: every
    * policy keeps them in the card, for later agents. */
@@ -374,10 +374,10 @@ typedef struct qkv_injection {
 } qkv_injection;
 
 /* Replaces the session's tokens by those of several cards, each where the one before ends: its keys are moved there if
- * it was made elsewhere. A delta card follows the one that it continues. token_count: the first ones of all, 0: all.
- * Attached cards stay open while they are needed, also if they are freed. Everything is checked before the session is
- * changed. As qkv_session_restore; QKV_UNSUPPORTED also for QKV_INJECT_FUSED where qkv_session_info says why it cannot
- * be. injection may be NULL. */
+ * it was made elsewhere. A delta card comes after the one that it continues; several may continue one. token_count: the
+ * first ones of all, 0: all. Attached cards stay open while they are needed, also if they are freed. Everything is
+ * checked before the session is changed. As qkv_session_restore; QKV_UNSUPPORTED also for QKV_INJECT_FUSED where
+ * qkv_session_info says why it cannot be. injection may be NULL. */
 QKV_API qkv_status qkv_session_inject(qkv_session* session, const qkv_card* const* cards, size_t card_count,
                                       size_t token_count, qkv_inject mode, qkv_injection* injection,
                                       size_t injection_size, qkv_error* error);

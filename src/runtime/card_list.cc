@@ -13,24 +13,31 @@ namespace {
 std::string Start(const Digest& digest) { return ToHex(digest).substr(0, 12); }
 
 Status WithoutParent(const Card& delta) {
-  return {
-      StatusCode::kMismatch,
-      fmt::format("card {} holds tokens {} and on of a context and continues card {}: give that card just before it",
-                  Start(delta.content_id()), delta.first_token(), Start(delta.parent()))};
+  return {StatusCode::kMismatch,
+          fmt::format("card {} holds tokens {} and on of a context and continues card {}: give that card before it",
+                      Start(delta.content_id()), delta.first_token(), Start(delta.parent()))};
 }
 
-// What a delta card continues is all that its chain holds, as it was packed.
-Status CheckFollows(const Card& delta, const CardPart* before) {
-  if (before == nullptr || before->card->content_id() != delta.parent()) return WithoutParent(delta);
-  const uint32_t packed_at = before->card->first_token();
-  if (before->offset != packed_at) {
-    return {StatusCode::kUnsupported,
-            fmt::format("card {} continues card {}, which would lie at position {} instead of {}: cards that others "
-                        "continue cannot be moved; give them first, or flatten them",
-                        Start(delta.content_id()), Start(delta.parent()), before->offset, packed_at)};
+// How many tokens of its parent a delta card was made on. Below 1 where the two contradict each other.
+int64_t TokensMadeOn(const Card& delta, const Card& parent) {
+  return int64_t{delta.first_token()} - int64_t{parent.first_token()};
+}
+
+// A delta card is worth something only beside all that it was made on: its parent, of just as many tokens, and so the
+// parent's parents, which were checked with the parent. Where they lie is not the delta's: it can be moved itself.
+Status CheckFollows(const Card& delta, std::span<const CardPart> before) {
+  const CardPart* other = nullptr;
+  for (const CardPart& part : before) {
+    if (part.card->content_id() != delta.parent()) continue;
+    if (part.tokens == TokensMadeOn(delta, *part.card)) return {};
+    other = &part;
   }
-  const bool reaches = delta.first_token() > before->offset && delta.first_token() <= before->end();
-  return reaches ? Status() : WithoutParent(delta);
+  if (other == nullptr) return WithoutParent(delta);
+  return {
+      StatusCode::kUnsupported,
+      fmt::format("card {} was made on {} tokens of card {}, of which there are {} here: use it without the cards "
+                  "that were made on another number of them",
+                  Start(delta.content_id()), TokensMadeOn(delta, *other->card), Start(delta.parent()), other->tokens)};
 }
 
 // `end`: of the card before.
@@ -53,13 +60,16 @@ Status CheckGaps(const CardPart& part) {
 }  // namespace
 
 Status AppendCard(std::shared_ptr<const Card> card, std::vector<CardPart>* parts) {
-  CardPart* before = parts->empty() ? nullptr : &parts->back();
+  CardPart* last = parts->empty() ? nullptr : &parts->back();
   if (card->has_parent()) {
-    QKV_RETURN_IF_ERROR(CheckFollows(*card, before));
-    before->tokens = card->first_token() - before->offset;
+    if (last != nullptr && last->card->content_id() == card->parent()) {
+      const int64_t made_on = TokensMadeOn(*card, *last->card);
+      if (made_on > 0 && made_on < last->tokens) last->tokens = static_cast<uint32_t>(made_on);  // and that suffices
+    }
+    QKV_RETURN_IF_ERROR(CheckFollows(*card, *parts));
   }
   const uint32_t tokens = card->tokens();
-  parts->push_back({std::move(card), before == nullptr ? 0 : before->end(), tokens});
+  parts->push_back({std::move(card), last == nullptr ? 0 : last->end(), tokens});
   return {};
 }
 
@@ -71,22 +81,19 @@ Result<std::vector<CardPart>> PlaceCards(std::span<const std::shared_ptr<const C
 }
 
 Status CheckCardOrder(std::span<const CardPart> parts) {
-  const CardPart* before = nullptr;
-  for (const CardPart& part : parts) {
+  uint32_t end = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const CardPart& part = parts[i];
     if (part.tokens == 0 || part.tokens > part.card->tokens()) {
       return {StatusCode::kInvalidArgument, fmt::format("{} tokens of a card of {}", part.tokens, part.card->tokens())};
     }
-    const uint32_t end = before == nullptr ? 0 : before->end();
     if (part.offset < end || part.tokens > static_cast<uint32_t>(INT32_MAX) ||
         part.offset > static_cast<uint32_t>(INT32_MAX) - part.tokens) {
       return WrongPlace(part, end);
     }
     QKV_RETURN_IF_ERROR(CheckGaps(part));
-    if (part.card->has_parent()) {
-      QKV_RETURN_IF_ERROR(CheckFollows(*part.card, before));
-      if (part.offset != part.card->first_token() || part.offset != end) return WithoutParent(*part.card);
-    }
-    before = &part;
+    if (part.card->has_parent()) QKV_RETURN_IF_ERROR(CheckFollows(*part.card, parts.first(i)));
+    end = part.end();
   }
   return {};
 }

@@ -22,15 +22,17 @@ struct CardPart {
   int32_t shift() const { return static_cast<int32_t>(offset) - card->position_offset(); }
 };
 
-// Adds a card where the last one ends, or at 0. A delta card must come just after its parent, of which it leaves as
-// many tokens as it was made on. kMismatch names a delta card whose parent is not there; kUnsupported where its parent
-// is, but not where it was packed.
+// Adds a card where the last one ends, or at 0; what was packed elsewhere is moved. A delta card's parent must be
+// there, with as many tokens as the delta was made on: of a parent that is the last card, those past them are left out;
+// after other cards (fan-in: [root, delta of it, another delta of it]) it must have just as many. kMismatch names a
+// delta card whose parent is not there, kUnsupported one whose parent has another number of tokens; the list stays as
+// it is.
 Status AppendCard(std::shared_ptr<const Card> card, std::vector<CardPart>* parts);
 
 // All of them, one after the other. kInvalidArgument where there is no card.
 Result<std::vector<CardPart>> PlaceCards(std::span<const std::shared_ptr<const Card>> cards);
 
-// Whether no two cards of the list overlap, and delta cards come just after their parents. As PlaceCards.
+// Whether no two cards of the list overlap, and delta cards come after what they were made on. As PlaceCards.
 Status CheckCardOrder(std::span<const CardPart> parts);
 // The same, and whether the list starts at position 0 and has no gaps.
 Status CheckCardList(std::span<const CardPart> parts);

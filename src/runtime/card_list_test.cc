@@ -1,0 +1,109 @@
+// Which cards may lie side by side in a context, and where.
+#include "runtime/card_list.h"
+
+#include <gtest/gtest.h>
+
+#include "card/card_test_util.h"
+
+namespace qkvshare {
+namespace {
+
+using SharedCard = std::shared_ptr<const Card>;
+using Cards = std::vector<SharedCard>;
+// First position in the context, and tokens.
+using Places = std::vector<std::pair<uint32_t, uint32_t>>;
+
+SharedCard Pack(CardContent content, uint32_t first_position, int32_t first_id) {
+  for (size_t i = 0; i < content.positions.size(); ++i) {
+    content.positions[i] = static_cast<int32_t>(first_position + i);
+    content.token_ids[i] = first_id + static_cast<int32_t>(i);
+  }
+  const card_test::SyntheticKv kv(content.token_ids.size(), {{1, 8, 8}}, 1);
+  const KvView view = kv.view();
+  const BitPlan plan = UniformPlan(view.tokens, {4, 4}, 0);
+  return std::make_shared<const Card>(*Card::FromBytes(PackCard(view, plan, {}, content, 1)->Bytes()));
+}
+
+SharedCard Root(size_t tokens, int32_t first_id) { return Pack(card_test::Content(tokens), 0, first_id); }
+
+// Of `tokens` tokens that follow the parent's first ones.
+SharedCard Delta(const Card& parent, uint32_t parents_tokens, size_t tokens, int32_t first_id) {
+  const uint32_t first = parent.first_token() + parents_tokens;
+  return Pack(card_test::DeltaContent(parent, first, tokens), first, first_id);
+}
+
+Places PlacesOf(std::span<const CardPart> parts) {
+  Places places;
+  for (const CardPart& part : parts) places.emplace_back(part.offset, part.tokens);
+  return places;
+}
+
+Places Placed(const Cards& cards) {
+  const Result<std::vector<CardPart>> parts = PlaceCards(cards);
+  EXPECT_TRUE(parts) << parts.status().message();
+  if (!parts) return {};
+  const Status order = CheckCardList(*parts);
+  EXPECT_TRUE(order.ok()) << order.message();
+  return PlacesOf(*parts);
+}
+
+void Refused(const Cards& cards, StatusCode code, const std::string& says) {
+  const Status status = PlaceCards(cards).status();
+  EXPECT_EQ(status.code(), code) << status.message();
+  EXPECT_NE(status.message().find(says), std::string::npos) << status.message();
+}
+
+class CardListTest : public testing::Test {
+ protected:
+  const SharedCard root_ = Root(10, 0), stranger_ = Root(5, 500);
+  // Two agents that go on from all of the root, and one that does from a part of it.
+  const SharedCard a_ = Delta(*root_, 10, 4, 100), b_ = Delta(*root_, 10, 6, 200), c_ = Delta(*root_, 9, 3, 300);
+  const SharedCard a2_ = Delta(*a_, 4, 2, 110), b2_ = Delta(*b_, 5, 7, 210);
+};
+
+TEST_F(CardListTest, AChainLiesWhereItWasPacked) {
+  EXPECT_EQ(Placed({root_, b_, b2_}), (Places{{0, 10}, {10, 5}, {15, 7}}));
+  EXPECT_EQ(Placed({root_, c_}), (Places{{0, 9}, {9, 3}}));
+  const std::vector<CardPart> parts = *PlaceCards(Cards{root_, b_, b2_});
+  for (const CardPart& part : parts) EXPECT_EQ(part.shift(), 0);
+}
+
+TEST_F(CardListTest, SeveralCardsContinueOne) {
+  const std::vector<CardPart> parts = *PlaceCards(Cards{root_, a_, b_, b2_});
+  EXPECT_EQ(PlacesOf(parts), (Places{{0, 10}, {10, 4}, {14, 5}, {19, 7}}));
+  EXPECT_EQ(parts[2].shift(), 4);
+  EXPECT_EQ(parts[3].shift(), 4) << "moved with the card that it continues";
+  EXPECT_EQ(Placed({root_, a_, b_, a2_}), (Places{{0, 10}, {10, 4}, {14, 6}, {20, 2}}));
+  EXPECT_EQ(Placed({stranger_, root_, b_}), (Places{{0, 5}, {5, 10}, {15, 6}}));
+  EXPECT_EQ(Placed({root_, c_, stranger_}), (Places{{0, 9}, {9, 3}, {12, 5}}));
+}
+
+TEST_F(CardListTest, WhatACardWasMadeOnMustBeThereJustAsItWas) {
+  Refused({a_}, StatusCode::kMismatch, "give that card before it");
+  Refused({a_, root_}, StatusCode::kMismatch, "give that card before it");
+  Refused({root_, a_, b2_}, StatusCode::kMismatch, "continues card " + ToHex(b_->content_id()).substr(0, 12));
+  Refused({root_, c_, a_}, StatusCode::kUnsupported, "was made on 10 tokens of card");
+  Refused({root_, a_, c_}, StatusCode::kUnsupported, "was made on 9 tokens of card");
+  Refused({root_, a_, c_}, StatusCode::kUnsupported, "of which there are 10 here");
+  Refused({root_, b_, stranger_, b2_}, StatusCode::kUnsupported, "was made on 5 tokens of card");
+  std::vector<CardPart> parts = {{root_, 0, 9}};
+  EXPECT_EQ(AppendCard(a_, &parts).code(), StatusCode::kUnsupported);
+  EXPECT_EQ(PlacesOf(parts), (Places{{0, 9}})) << "as it was";
+  // A card that says it starts before its parent does.
+  CardContent early = card_test::DeltaContent(*b2_, 16, 3);
+  early.first_token = 3;
+  Refused({root_, b_, b2_, Pack(early, 3, 0)}, StatusCode::kUnsupported, "was made on -12 tokens of card");
+}
+
+TEST_F(CardListTest, PlacesThatAreGivenAreChecked) {
+  const auto check = [](const std::vector<CardPart>& parts) { return CheckCardOrder(parts).code(); };
+  EXPECT_EQ(check({{root_, 0, 10}, {a_, 12, 4}, {b_, 20, 6}}), StatusCode::kOk) << "gaps are not forbidden";
+  EXPECT_EQ(check({{root_, 0, 10}, {a_, 9, 4}}), StatusCode::kInvalidArgument);
+  EXPECT_EQ(check({{root_, 0, 9}, {a_, 9, 4}}), StatusCode::kUnsupported);
+  EXPECT_EQ(check({{root_, 0, 0}}), StatusCode::kInvalidArgument);
+  EXPECT_EQ(check({{root_, 0, 11}}), StatusCode::kInvalidArgument);
+  EXPECT_EQ(check({{a_, 0, 4}}), StatusCode::kMismatch);
+}
+
+}  // namespace
+}  // namespace qkvshare
