@@ -93,6 +93,35 @@ class ChainTest(CliTest):
         text = self.succeed("flatten", path("next.card"), "-o", path("all.card"))
         self.assertRegex(text, r"all\.card: \d+ tokens of 2 cards, ")
 
+    def test_a_card_of_what_follows_several_brings_them_all(self):
+        exact = ["--bits", "16"]
+        for name, prompt in (("left.card", QUESTION), ("right.card", " Why?")):
+            self.succeed("run", "--card", path("doc16.card"), "-p", prompt, *GREEDY, "-o", path(name), *exact)
+        sides = ["--card", path("left.card"), "--card", path("right.card")]
+        joined = self.report("run", *sides, "-p", " And so:", *GREEDY, "-o", path("joined.card"), *exact)
+        cards = [path(card) for card in ("doc16.card", "left.card", "right.card")]
+        self.assertEqual(joined["cards"], cards)
+        infos = [self.report("info", card) for card in cards]
+        info = self.report("info", path("joined.card"))
+        self.assertEqual(info["context"], [{"card": i["content_id"], "tokens": i["tokens"]} for i in infos])
+        self.assertEqual((info["parent"], info["first_token"], info["hop"]),
+                         (infos[2]["content_id"], sum(i["tokens"] for i in infos), 2))
+        self.assertIn("the last of 3 cards side by side", self.succeed("info", path("joined.card")))
+        self.succeed("verify", path("joined.card"))
+        # From the card alone, in a folder with the others.
+        place = self.copy("all", "doc16.card", "left.card", "right.card", "joined.card")
+        runs = [self.report("run", *flags, "-p", QUESTION, *GREEDY, "--inject", way)
+                for flags in (["--card", place + "/joined.card"], [*sides, "--card", path("joined.card")])
+                for way in ("fused", "restore")]
+        for key in ("text", "cached_tokens", "evaluated_tokens"):
+            self.assertEqual(len({run[key] for run in runs}), 1, key)
+        self.assertEqual(runs[0]["cards"], [f"{place}/{name}.card" for name in ("doc16", "left", "right", "joined")])
+        done = self.execute("run", "--card", place + "/joined.card", "-p", QUESTION, *GREEDY)
+        self.assertEqual(done.stderr.decode().count(f"which {place}/joined.card continues"), 3, done.stderr)
+        self.fail_with(REFUSED, "flatten", path("joined.card"), "-o", path("no.card"), says="3 cards side by side")
+        (folder / "all" / "left.card").unlink()
+        self.fail_with(MISSING, "run", "-p", "x", "--card", place + "/joined.card", says=infos[1]["content_id"])
+
     def test_what_cannot_be_flattened(self):
         self.fail_with(REFUSED, "flatten", path("doc4.card"), path("doc16.card"), "-o", path("no.card"),
                        says="starts a context")

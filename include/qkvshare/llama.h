@@ -102,7 +102,8 @@ QKV_API qkv_status qkv_attention_decode(qkv_attention* attention, const struct l
 
 /* Packs a sequence as qkv_session_pack_file does, with policy "uniform". tokens: those that were decoded into it, all
  * that come after the attached cards, from the first position on; where cards are attached the result is a delta card.
- * QKV_INVALID_ARGUMENT where the sequence has other positions than these. Tokens that were restored are not to be
+ * QKV_INVALID_ARGUMENT where the sequence has other positions than these, QKV_UNSUPPORTED where there are gaps between
+ * the attached cards. Tokens that were restored are not to be
  * packed again; of a sequence that llama_memory_seq_cp gave them this is not known. */
 QKV_API qkv_status qkv_attention_pack_file(const qkv_attention* attention, int32_t sequence, const int32_t* tokens,
                                            size_t token_count, const qkv_pack_options* options, const char* path,

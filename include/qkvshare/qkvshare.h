@@ -289,7 +289,7 @@ QKV_API qkv_status qkv_pack_options_default(qkv_pack_options* options, size_t st
  * card of that name but over nothing else: it can be turned back into the text. QKV_INVALID_ARGUMENT (empty session,
  * bits out of range, a policy that has no choice, options that contradict each other, a file there that is no card),
  * QKV_OUT_OF_RANGE (max_bytes is too small), QKV_MISMATCH (a profile of another model), QKV_UNSUPPORTED (the session
- * holds restored tokens, which must not be quantized twice, or cards that do not continue each other), QKV_IO. */
+ * holds restored tokens, which must not be quantized twice), QKV_IO. */
 QKV_API qkv_status qkv_session_pack_file(const qkv_session* session, const qkv_pack_options* options, const char* path,
                                          qkv_error* error);
 QKV_API qkv_status qkv_session_pack_memory(const qkv_session* session, const qkv_pack_options* options, uint8_t** card,

@@ -106,6 +106,34 @@ TEST_F(InjectApiTest, TokensAfterAttachedCardsBecomeADeltaCard) {
   Bad(qkv_session_pack_memory(restored.get(), nullptr, &bytes, &count, &error_), QKV_UNSUPPORTED, "quantized twice");
 }
 
+// What two agents made of one card lies side by side, and what a third makes of both names all of it.
+TEST_F(InjectApiTest, CardsThatContinueOneLieSideBySide) {
+  const Handle<qkv_session> sender = ReadText();
+  const Handle<qkv_card> root = OpenCard(Pack(sender.get(), 16));
+  const auto continued = [&](const std::vector<const qkv_card*>& cards, const std::string& text) {
+    Handle<qkv_session> session = FusedSession();
+    Inject(session.get(), cards, QKV_INJECT_FUSED);
+    AnswerAfter(session.get(), text);
+    return session;
+  };
+  const Handle<qkv_card> left = OpenCard(Pack(continued({root.get()}, " In the winter").get(), 16));
+  const Handle<qkv_card> right = OpenCard(Pack(continued({root.get()}, " The keeper").get(), 16));
+  const Handle<qkv_session> both = continued({root.get(), left.get(), right.get()}, " And so");
+  const Handle<qkv_card> joined = OpenCard(Pack(both.get(), 16));
+  qkv_card_info info{};
+  Good(qkv_card_get_info(joined.get(), &info, sizeof info, &error_));
+  EXPECT_NE(std::string(info.info_json).find("\"context\":["), std::string::npos) << info.info_json;
+
+  const std::vector<const qkv_card*> all = {root.get(), left.get(), right.get(), joined.get()};
+  const Handle<qkv_session> reader = FusedSession();
+  Inject(reader.get(), all, QKV_INJECT_FUSED);
+  EXPECT_EQ(TokensOf(reader.get()), TokensOf(both.get()));
+  EXPECT_EQ(AnswerAfter(reader.get(), " Then").tokens, AnswerAfter(both.get(), " Then").tokens);
+  const qkv_card* const some[] = {root.get(), right.get(), joined.get()};
+  Bad(qkv_session_inject(reader.get(), some, 3, 0, QKV_INJECT_AUTO, nullptr, 0, &error_), QKV_MISMATCH,
+      "give that card before it");
+}
+
 TEST_F(InjectApiTest, MessagesOfADeltaCardAreThoseOfItsTokens) {
   const qkv_message turns[] = {{"user", "The cat sleeps."}, {"assistant", "On the mill stone."}};
   const auto render = [&](size_t count) {

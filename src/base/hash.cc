@@ -3,6 +3,8 @@
 #include <sodium.h>
 #include <xxhash.h>
 
+#include <charconv>
+
 namespace qkvshare {
 namespace {
 
@@ -75,6 +77,17 @@ std::string ToHex(ByteSpan bytes) {
     text.push_back(kDigits[byte & 15]);
   }
   return text;
+}
+
+std::optional<Digest> DigestFromHex(const std::string& text) {
+  Digest digest;
+  if (text.size() != 2 * digest.size()) return std::nullopt;
+  for (size_t i = 0; i < digest.size(); ++i) {
+    const char* const end = text.data() + 2 * (i + 1);
+    if (std::from_chars(end - 2, end, digest[i], 16).ptr != end) return std::nullopt;
+  }
+  if (ToHex(digest) != text) return std::nullopt;  // capitals
+  return digest;
 }
 
 }  // namespace qkvshare

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "base/bytes.h"
@@ -58,5 +59,7 @@ class Sha256Hasher {
 
 // Lower-case hexadecimal.
 std::string ToHex(ByteSpan bytes);
+// Only what ToHex makes of a digest.
+std::optional<Digest> DigestFromHex(const std::string& text);
 
 }  // namespace qkvshare

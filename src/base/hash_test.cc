@@ -82,5 +82,21 @@ TEST(HashTest, HexIsLowerCase) {
   EXPECT_EQ(ToHex({}), "");
 }
 
+TEST(HashTest, ADigestIsReadAsItIsWritten) {
+  const Digest digest = Blake2b({});
+  const std::string text = ToHex(digest);
+  EXPECT_EQ(DigestFromHex(text), digest);
+  for (const size_t at : {size_t{0}, size_t{31}, text.size() - 1}) {
+    for (const char wrong : {'g', ' ', '-', '+', 'A', '\0'}) {
+      std::string other = text;
+      other[at] = wrong;
+      EXPECT_FALSE(DigestFromHex(other)) << other;
+    }
+  }
+  EXPECT_FALSE(DigestFromHex(text + "0"));
+  EXPECT_FALSE(DigestFromHex(text.substr(2)));
+  EXPECT_FALSE(DigestFromHex(""));
+}
+
 }  // namespace
 }  // namespace qkvshare

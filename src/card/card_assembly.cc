@@ -111,6 +111,9 @@ Status CheckParts(const CardParts& card) {
     return invalid(fmt::format("RoPE of {} dimensions, mode {}", rope.dims, rope.mode));
   }
   QKV_RETURN_IF_ERROR(CheckSegments(content.info.segments, static_cast<uint32_t>(card.tokens)));
+  QKV_RETURN_IF_ERROR(
+      CheckContextCards(content.info.context, content.parent, content.first_token, content.positions.front()));
+  if (content.info.context.size() > kMaxContextCards) return invalid("a context of too many cards");
   QKV_RETURN_IF_ERROR(CheckContext(card));
   return ValidatePlan(card.plan, card.tokens, card.shapes.size());
 }

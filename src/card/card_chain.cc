@@ -51,9 +51,16 @@ Result<FolderIndex> IndexFolder(const std::filesystem::path& folder) {
   return Status(StatusCode::kIo, fmt::format("cannot read folder {}: {}", place.string(), error.message()));
 }
 
-Result<ChainCard> OpenCard(const std::string& path, bool found) {
+Result<ChainCard> OpenCard(const std::string& path, const std::string& wanted_by) {
   QKV_ASSIGN_OR_RETURN(Card card, Card::Open(path));
-  return ChainCard{path, std::make_shared<const Card>(std::move(card)), found};
+  return ChainCard{path, std::make_shared<const Card>(std::move(card)), wanted_by};
+}
+
+// What a card says came before it: all of it, or the nearest of it.
+std::vector<Digest> Before(const Card& card) {
+  std::vector<Digest> before;
+  for (const ContextCard& entry : card.info().context) before.push_back(entry.card);
+  return before.empty() ? std::vector<Digest>{card.parent()} : before;
 }
 
 class ParentFinder {
@@ -61,37 +68,47 @@ class ParentFinder {
   Result<std::vector<ChainCard>> Run(const std::vector<std::string>& paths) {
     std::vector<ChainCard> given;
     for (const std::string& path : paths) {
-      QKV_ASSIGN_OR_RETURN(ChainCard card, OpenCard(path, /*found=*/false));
-      known_.insert(card.card->content_id());
+      QKV_ASSIGN_OR_RETURN(ChainCard card, OpenCard(path, /*wanted_by=*/""));
+      ++known_[card.card->content_id()];
       given.push_back(std::move(card));
     }
     for (ChainCard& card : given) {
-      QKV_ASSIGN_OR_RETURN(const std::vector<ChainCard> parents, MissingParents(card));
-      for (auto parent = parents.rbegin(); parent != parents.rend(); ++parent) QKV_RETURN_IF_ERROR(Append(*parent));
+      QKV_ASSIGN_OR_RETURN(const std::vector<ChainCard> missing, Missing(card));
+      for (auto before = missing.rbegin(); before != missing.rend(); ++before) QKV_RETURN_IF_ERROR(Append(*before));
       QKV_RETURN_IF_ERROR(Append(card));
     }
     return std::move(chain_);
   }
 
  private:
-  // The nearest first.
-  Result<std::vector<ChainCard>> MissingParents(const ChainCard& card) {
-    std::vector<ChainCard> parents;
+  // What came before the card and is not known. The nearest first.
+  Result<std::vector<ChainCard>> Missing(const ChainCard& card) {
+    std::vector<ChainCard> missing;
     std::set<Digest> passed;
-    for (const ChainCard* child = &card; child->card->has_parent(); child = &parents.back()) {
-      const Digest& id = child->card->parent();
-      passed.insert(child->card->content_id());
-      if (passed.contains(id)) {
-        return Status(StatusCode::kCorrupt, fmt::format("{}: its parents lead in a circle, back to card {}; pack again",
-                                                        card.path, Start(id)));
+    for (ChainCard child = card; child.card->has_parent(); child = missing.back()) {
+      const bool has_context = !child.card->info().context.empty();
+      const std::vector<Digest> before = Before(*child.card);
+      passed.insert(child.card->content_id());
+      if (std::any_of(before.begin(), before.end(), [&](const Digest& id) { return passed.contains(id); })) {
+        return Status(
+            StatusCode::kCorrupt,
+            fmt::format("{}: its parents lead in a circle, back to itself or one of them; pack again", card.path));
       }
-      if (known_.contains(id)) break;
-      QKV_ASSIGN_OR_RETURN(const std::string path, Find(id, child->path));
-      QKV_ASSIGN_OR_RETURN(ChainCard parent, OpenCard(path, /*found=*/true));
-      parents.push_back(std::move(parent));
+      std::map<Digest, size_t> there = known_;  // a card may be in a context several times
+      const size_t passed_by = missing.size();
+      for (auto id = before.rbegin(); id != before.rend(); ++id) {
+        if (there[*id] > 0) {
+          --there[*id];
+          continue;
+        }
+        QKV_ASSIGN_OR_RETURN(const std::string path, Find(*id, child.path));
+        QKV_ASSIGN_OR_RETURN(ChainCard found, OpenCard(path, child.path));
+        missing.push_back(std::move(found));
+      }
+      if (has_context || missing.size() == passed_by) break;
     }
-    for (const ChainCard& parent : parents) known_.insert(parent.card->content_id());
-    return parents;
+    for (const ChainCard& found : missing) ++known_[found.card->content_id()];
+    return missing;
   }
 
   Result<std::string> Find(const Digest& id, const std::string& child) {
@@ -106,24 +123,40 @@ class ParentFinder {
     return Status(
         StatusCode::kNotFound,
         fmt::format("{} continues card {}, which is not among the *.card files of its folder: put it there, or "
-                    "give it just before",
+                    "give it before",
                     child, ToHex(id)));
   }
 
   Status Append(ChainCard card) {
-    const bool follows = !chain_.empty() && card.card->parent() == chain_.back().card->content_id();
-    const Status status = follows ? CheckLink(*chain_.back().card, *card.card) : Status();
-    if (!status.ok()) {
-      return {status.code(), fmt::format("{} after {}: {}", card.path, chain_.back().path, status.message())};
-    }
+    const auto continues = [&](const ChainCard& other) { return other.card->content_id() == card.card->parent(); };
+    const auto parent = std::find_if(chain_.rbegin(), chain_.rend(), continues);
+    const Status status = parent != chain_.rend() ? CheckLink(*parent->card, *card.card) : Status();
+    if (!status.ok()) return {status.code(), fmt::format("{} after {}: {}", card.path, parent->path, status.message())};
     chain_.push_back(std::move(card));
     return {};
   }
 
   std::vector<ChainCard> chain_;
-  std::set<Digest> known_;  // that are given, or are in the chain
+  std::map<Digest, size_t> known_;  // how often they are given, or are in the chain
   std::map<std::filesystem::path, FolderIndex> folders_;
 };
+
+// Why a card cannot start where it does after this parent; empty where it can.
+std::string WrongStart(const Card& parent, const Card& child) {
+  if (const std::vector<ContextCard>& context = child.info().context; !context.empty()) {
+    const uint32_t tokens = context.back().tokens;
+    if (tokens <= parent.tokens()) return "";
+    return fmt::format("it was made on {} tokens of that card, which has {}", tokens, parent.tokens());
+  }
+  const uint64_t end = uint64_t{parent.first_token()} + parent.tokens();
+  if (child.first_token() <= parent.first_token() || child.first_token() > end) {
+    return fmt::format("it starts at token {} of its context, and that card holds tokens {} to {}", child.first_token(),
+                       parent.first_token(), end - 1);
+  }
+  const int32_t last = parent.positions()[child.first_token() - parent.first_token() - 1];
+  if (int64_t{child.position_offset()} == int64_t{last} + 1) return "";
+  return fmt::format("it starts at position {}, and the token before it is at {}", child.position_offset(), last);
+}
 
 }  // namespace
 
@@ -141,16 +174,7 @@ Status CheckLink(const Card& parent, const Card& child) {
     same = child.shape(i) == parent.shape(i) && child.window(i) == parent.window(i);
   }
   if (!same) return mismatch("their layers are different");
-  const uint64_t end = uint64_t{parent.first_token()} + parent.tokens();
-  if (child.first_token() <= parent.first_token() || child.first_token() > end) {
-    return mismatch(fmt::format("it starts at token {} of its context, and that card holds tokens {} to {}",
-                                child.first_token(), parent.first_token(), end - 1));
-  }
-  const int32_t last = parent.positions()[child.first_token() - parent.first_token() - 1];
-  if (int64_t{child.position_offset()} != int64_t{last} + 1) {
-    return mismatch(
-        fmt::format("it starts at position {}, and the token before it is at {}", child.position_offset(), last));
-  }
+  if (const std::string why = WrongStart(parent, child); !why.empty()) return mismatch(why);
   if (child.profile().kind == ProfileKind::kInherited && child.key_profiles() != parent.key_profiles()) {
     return mismatch("its means and scales are said to be that card's, but are not");
   }

@@ -68,7 +68,7 @@ class ChainFilesTest : public testing::Test {
     EXPECT_TRUE(chain) << chain.status().message();
     std::vector<std::string> found;
     for (const ChainCard& link : chain ? *chain : std::vector<ChainCard>()) {
-      found.push_back((link.found ? "+" : "") + std::filesystem::relative(link.path, folder_).string());
+      found.push_back((link.wanted_by.empty() ? "" : "+") + std::filesystem::relative(link.path, folder_).string());
     }
     return found;
   }
@@ -100,6 +100,46 @@ TEST_F(ChainFilesTest, ParentsAreFoundBesideTheCardThatContinuesThem) {
   EXPECT_EQ(Chain({"stranger.card", "b.card"}), (Names{"stranger.card", "+root.card", "b.card"}));
   // A parent that was given is not looked for: that it is not just before is for others to say.
   EXPECT_EQ(Chain({"b.card", "root.card"}), (Names{"b.card", "root.card"}));
+}
+
+// After root, second and another card that continues the root, side by side.
+TEST_F(ChainFilesTest, AContextIsFoundInItsOrder) {
+  const auto id = [](const Bytes& card) { return Card::FromBytes(card)->content_id(); };
+  CardContent content = card_test::DeltaContent(*Card::FromBytes(root_), 8, 10);
+  content.info.sender = "another";
+  const Bytes other = Pack(content);
+  content = card_test::DeltaContent(*Card::FromBytes(other), 18, 10);
+  content.first_token = 27;
+  for (size_t i = 0; i < 10; ++i) content.positions[i] = static_cast<int32_t>(27 + i);
+  content.info.context = {{id(root_), 8}, {id(second_), 10}, {id(other), 9}};
+  const Bytes joined = Pack(content);
+  const Bytes last = PackDelta(joined, 30);
+  Write("root.card", root_);
+  Write("z.card", second_);
+  Write("a.card", other);
+  Write("joined.card", joined);
+  Write("last.card", last);
+  EXPECT_EQ(Chain({"joined.card"}), (Names{"+root.card", "+z.card", "+a.card", "joined.card"}));
+  EXPECT_EQ(Chain({"last.card"}), (Names{"+root.card", "+z.card", "+a.card", "+joined.card", "last.card"}));
+  EXPECT_EQ(Chain({"z.card", "last.card"}), (Names{"+root.card", "z.card", "+a.card", "+joined.card", "last.card"}));
+  // The files that are given keep their order.
+  EXPECT_EQ(Chain({"a.card", "joined.card"}), (Names{"+root.card", "a.card", "+z.card", "joined.card"}));
+
+  // A card may be in it twice, and so be needed twice.
+  content.info.context = {{id(root_), 8}, {id(root_), 10}, {id(other), 9}};
+  Write("joined.card", Pack(content));
+  EXPECT_EQ(Chain({"joined.card"}), (Names{"+root.card", "+root.card", "+a.card", "joined.card"}));
+  EXPECT_EQ(Chain({"root.card", "joined.card"}).size(), 4u);
+  content.info.context = {{id(root_), 16}, {id(other), 11}};
+  Write("joined.card", Pack(content));
+  Refused({"joined.card"}, StatusCode::kMismatch,
+          {"joined.card after", "made on 11 tokens of that card, which has 10"});
+  content.info.context = {{{1, 2, 3}, 18}, {id(other), 9}};
+  Write("joined.card", Pack(content));
+  Refused({"joined.card"}, StatusCode::kNotFound, {Path("joined.card") + " continues card 010203"});
+  // One that says it was made on itself.
+  Write("joined.card", WithContentId(Pack(content), {1, 2, 3}));
+  Refused({"joined.card"}, StatusCode::kCorrupt, {Path("joined.card"), "circle"});
 }
 
 TEST_F(ChainFilesTest, EachCardIsLookedForInTheFolderOfTheOneThatWantsIt) {

@@ -44,6 +44,13 @@ Result<std::vector<Link>> LinksOf(std::span<const std::shared_ptr<const Card>> c
                   fmt::format("card {} continues card {}: a chain starts with a card that continues none",
                               Start(*cards.front()), ToHex(cards.front()->parent())));
   }
+  for (const std::shared_ptr<const Card>& card : cards) {
+    if (card->info().context.empty()) continue;
+    return Status(StatusCode::kUnsupported,
+                  fmt::format("card {} was made on {} cards side by side, whose keys would have to be turned, and so "
+                              "quantized again: use the cards as they are, or pack the text as one",
+                              Start(*card), card->info().context.size()));
+  }
   std::vector<Link> links;
   for (const std::shared_ptr<const Card>& card : cards) {
     if (!links.empty()) {

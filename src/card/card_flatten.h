@@ -19,7 +19,8 @@ namespace qkvshare {
 //
 // Profile and widths of layers must be those of all cards, but for cards all of whose tokens are exact.
 // kInvalidArgument (no card, or the first has a parent), kMismatch (CheckLink), kUnsupported (profiles or layers
-// differ), kOutOfRange (more than a card holds), kCorrupt (rule 90).
+// differ, or a card that was made on cards side by side: keys would have to be turned), kOutOfRange (more than a card
+// holds), kCorrupt (rule 90).
 Result<PackedCard> FlattenCards(std::span<const std::shared_ptr<const Card>> cards, int threads);
 
 }  // namespace qkvshare

@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
+#include <optional>
+
+#include "card/format.h"
 
 namespace qkvshare {
 namespace {
@@ -54,6 +57,23 @@ Status ParseSegment(const json& object, Segment* segment) {
   return {};
 }
 
+Status ParseContext(const json& array, std::vector<ContextCard>* context) {
+  if (!array.is_array() || array.empty() || array.size() > card_format::kMaxContextCards) {
+    return Corrupt(fmt::format("'context' is not an array of 1 to {} cards", card_format::kMaxContextCards));
+  }
+  for (const json& object : array) {
+    if (!object.is_object()) return Corrupt("a card of the context is not an object");
+    ContextCard& entry = context->emplace_back();
+    std::string id;
+    QKV_RETURN_IF_ERROR(GetText(object, "card", &id));
+    const std::optional<Digest> digest = DigestFromHex(id);
+    if (!digest) return Corrupt("'card' is not a content id");
+    entry.card = *digest;
+    QKV_RETURN_IF_ERROR(GetCount(object, "tokens", &entry.tokens));
+  }
+  return {};
+}
+
 Status ParseInfo(const json& object, CardInfo* info) {
   if (!object.is_object()) return Corrupt("not a JSON object");
   QKV_RETURN_IF_ERROR(GetText(object, "model_name", &info->model_name));
@@ -72,7 +92,8 @@ Status ParseInfo(const json& object, CardInfo* info) {
   const json* segments = nullptr;
   QKV_RETURN_IF_ERROR(GetArray(object, "segments", &segments));
   for (const json& entry : *segments) QKV_RETURN_IF_ERROR(ParseSegment(entry, &info->segments.emplace_back()));
-  return {};
+  const auto context = object.find("context");
+  return context == object.end() ? Status() : ParseContext(*context, &info->context);
 }
 
 }  // namespace
@@ -92,6 +113,22 @@ Status CheckSegments(const std::vector<Segment>& segments, uint32_t tokens) {
   return {};
 }
 
+Status CheckContextCards(const std::vector<ContextCard>& context, const Digest& parent, uint32_t first_token,
+                         int32_t position_offset) {
+  if (context.empty()) return {};
+  uint64_t tokens = 0;
+  for (const ContextCard& entry : context) {
+    if (entry.tokens == 0) return Corrupt("no tokens of a card of the context");
+    tokens += entry.tokens;
+  }
+  if (tokens != first_token) return Corrupt(fmt::format("the context has {} tokens, not {}", tokens, first_token));
+  if (context.back().card != parent) return Corrupt("the context does not end with the parent");
+  if (position_offset < 0 || static_cast<uint32_t>(position_offset) != first_token) {
+    return Corrupt(fmt::format("the context ends at {}, but the card starts at {}", first_token, position_offset));
+  }
+  return {};
+}
+
 std::string CardInfoToJson(const CardInfo& info) {
   json segments = json::array();
   for (const Segment& segment : info.segments) {
@@ -106,9 +143,12 @@ std::string CardInfoToJson(const CardInfo& info) {
                         {"tokens", segment.tokens},
                         {"readers", readers}});
   }
-  const json object = {{"model_name", info.model_name}, {"architecture", info.architecture}, {"sender", info.sender},
-                       {"policy", info.policy},         {"created", info.created},           {"writer", info.writer},
-                       {"features", info.features},     {"cache_type", info.cache_type},     {"segments", segments}};
+  json object = {{"model_name", info.model_name}, {"architecture", info.architecture}, {"sender", info.sender},
+                 {"policy", info.policy},         {"created", info.created},           {"writer", info.writer},
+                 {"features", info.features},     {"cache_type", info.cache_type},     {"segments", segments}};
+  for (const ContextCard& entry : info.context) {
+    object["context"].push_back({{"card", ToHex(entry.card)}, {"tokens", entry.tokens}});
+  }
   // Invalid UTF-8 in a name is replaced: names are for people.
   return object.dump(-1, ' ', false, json::error_handler_t::replace);
 }

@@ -30,6 +30,14 @@ struct Segment {
   friend bool operator==(const Segment&, const Segment&) = default;
 };
 
+// The first tokens of a card, in the context of another.
+struct ContextCard {
+  Digest card{};  // content id
+  uint32_t tokens = 0;
+
+  friend bool operator==(const ContextCard&, const ContextCard&) = default;
+};
+
 struct CardInfo {
   std::string model_name;                  // for people; identity is the fingerprint
   std::string architecture;                // as in the GGUF
@@ -40,6 +48,9 @@ struct CardInfo {
   std::vector<Segment> segments;           // cover all tokens in order
   std::vector<std::string> features = {};  // what the policy looked at
   std::string cache_type = {};             // of the sender's context: "f16", or "q8_0/q4_0" for keys and values
+  // All that came before the card's own tokens, one after the other from position 0 on. Empty where that is the context
+  // of the parent, and the parent.
+  std::vector<ContextCard> context = {};
 
   friend bool operator==(const CardInfo&, const CardInfo&) = default;
 };
@@ -81,6 +92,11 @@ struct ModelIdentity {
 
 // The segments must cover [0, tokens) without gap or overlap. kCorrupt otherwise.
 Status CheckSegments(const std::vector<Segment>& segments, uint32_t tokens);
+
+// Whether what is said of the context, if anything, ends with the parent and has first_token tokens, and the card lies
+// where it ends. kCorrupt otherwise.
+Status CheckContextCards(const std::vector<ContextCard>& context, const Digest& parent, uint32_t first_token,
+                         int32_t position_offset);
 
 // JSON text of the info section, and back. kCorrupt names the field.
 std::string CardInfoToJson(const CardInfo& info);

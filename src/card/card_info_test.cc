@@ -17,6 +17,12 @@ CardInfo Example() {
           "f16"};
 }
 
+CardInfo WithContext() {
+  CardInfo info = Example();
+  info.context = {{Blake2b({}), 4}, {Digest{}, 7}};
+  return info;
+}
+
 std::string Replace(std::string text, const std::string& from, const std::string& to) {
   const size_t at = text.find(from);
   EXPECT_NE(at, std::string::npos) << from;
@@ -28,6 +34,8 @@ TEST(CardInfoTest, RoundTrip) {
   ASSERT_TRUE(info);
   EXPECT_EQ(*info, Example());
   EXPECT_EQ(*CardInfoFromJson(CardInfoToJson(CardInfo{})), CardInfo{});
+  EXPECT_EQ(*CardInfoFromJson(CardInfoToJson(WithContext())), WithContext());
+  EXPECT_EQ(CardInfoToJson(Example()).find("context"), std::string::npos);
 }
 
 TEST(CardInfoTest, LaterFieldsAreIgnored) {
@@ -78,6 +86,50 @@ TEST(CardInfoTest, HostileTextIsRefused) {
     EXPECT_NE(info.status().message().find(message), std::string::npos)
         << info.status().message() << " for " << text.substr(0, 200);
   }
+}
+
+TEST(CardInfoTest, HostileContextsAreRefused) {
+  const std::string good = CardInfoToJson(WithContext());
+  const std::string zeros(64, '0');
+  const auto many = [](size_t cards) {
+    CardInfo info = Example();
+    info.context.assign(cards, {Digest{}, 1});
+    return CardInfoToJson(info);
+  };
+  ASSERT_TRUE(CardInfoFromJson(many(4096)));
+  const std::pair<std::string, std::string> cases[] = {
+      {many(4097), "not an array of 1 to 4096 cards"},
+      {Replace(good, "\"context\":[", "\"context\":[],\"x\":["), "not an array of 1 to"},
+      {Replace(good, "\"context\":[", "\"context\":{},\"x\":["), "not an array of 1 to"},
+      {Replace(good, "\"context\":[", "\"context\":[7,"), "not an object"},
+      {Replace(good, zeros, zeros.substr(1)), "not a content id"},
+      {Replace(good, zeros, zeros.substr(1) + "F"), "not a content id"},
+      {Replace(good, "\"" + zeros + "\"", "0"), "'card'"},
+      {Replace(good, "\"tokens\":7", "\"tokens\":-7"), "'tokens'"},
+      {Replace(good, "\"tokens\":7", "\"t\":7"), "'tokens'"},
+  };
+  for (const auto& [text, message] : cases) {
+    const Result<CardInfo> info = CardInfoFromJson(text);
+    ASSERT_FALSE(info) << message;
+    EXPECT_EQ(info.status().code(), StatusCode::kCorrupt);
+    EXPECT_NE(info.status().message().find(message), std::string::npos) << info.status().message();
+  }
+}
+
+TEST(CheckContextCardsTest, EndsWithTheParentWhereTheCardStarts) {
+  const Digest a = {1}, b = {2};
+  const auto check = [&](const std::vector<ContextCard>& context, uint32_t first_token, int32_t position) {
+    return CheckContextCards(context, b, first_token, position).ok();
+  };
+  EXPECT_TRUE(check({}, 5, 9)) << "says nothing";
+  EXPECT_TRUE(check({{b, 5}}, 5, 5));
+  EXPECT_TRUE(check({{a, 2}, {b, 1}, {b, 2}}, 5, 5));
+  EXPECT_FALSE(check({{a, 2}, {b, 3}}, 6, 5));
+  EXPECT_FALSE(check({{a, 2}, {b, 3}}, 5, 6));
+  EXPECT_FALSE(check({{a, 2}, {b, 3}}, 5, -5));
+  EXPECT_FALSE(check({{b, 2}, {a, 3}}, 5, 5)) << "the parent is not last";
+  EXPECT_FALSE(check({{a, 0}, {b, 5}}, 5, 5));
+  EXPECT_FALSE(check({{a, UINT32_MAX}, {b, 6}}, 5, 5)) << "a sum that wraps";
 }
 
 TEST(CheckSegmentsTest, CoverAllTokensOnce) {

@@ -256,6 +256,9 @@ class CardReader {
     card_.plan_.policy = card_.info_.policy;
     const Status segments = CheckSegments(card_.info_.segments, geometry_.tokens);
     if (!segments.ok()) return Corrupt(62, segments.message());
+    const Status context =
+        CheckContextCards(card_.info_.context, geometry_.parent, geometry_.first_token, geometry_.position_offset);
+    if (!context.ok()) return Corrupt(63, context.message());
     return {};
   }
 

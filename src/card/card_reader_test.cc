@@ -198,9 +198,12 @@ std::vector<std::pair<int, Break>> SectionCases() {
     }
   };
   const std::string segment = R"({"role":"user","owner":"","parent":"","first_token":0,"tokens":8,"readers":[]})";
-  const std::string info =
-      R"({"model_name":"","architecture":"","sender":"","policy":"","created":"","writer":"","features":[],"cache_type":"","segments":[)" +
-      segment + "]}";
+  const std::string info_start =
+      R"({"model_name":"","architecture":"","sender":"","policy":"","created":"","writer":"","features":[],"cache_type":"","segments":[)";
+  const std::string info = info_start + segment + "]}";
+  const std::string all_tokens = R"({"role":"","owner":"","parent":"","first_token":0,"tokens":9,"readers":[]})";
+  const std::string of_context =
+      info_start + all_tokens + R"(],"context":[{"tokens":100,"card":")" + std::string(64, '3') + "\"}]}";
   return {
       {20, Resize(SectionType::kGeometry, 1)},
       {20, Resize(SectionType::kGeometry, -256)},
@@ -281,7 +284,8 @@ std::vector<std::pair<int, Break>> SectionCases() {
       {61, SetInfo("{}")},
       {61, SetInfo("")},
       {61, SetInfo(std::string(100000, '['))},
-      {62, SetInfo(info)},  // covers 8 of 9 tokens
+      {62, SetInfo(info)},        // covers 8 of 9 tokens
+      {63, SetInfo(of_context)},  // but the card starts at position 10
       {70, Resize(SectionType::kProfile, 2)},
       {70, Resize(SectionType::kProfile, -160 + 1)},
       {71, Set(SectionType::kProfile, 2, kNan)},

@@ -22,6 +22,7 @@ using qkvshare::kMaxKvHeads;
 inline constexpr uint32_t kMaxInfoBytes = 1u << 20;
 inline constexpr uint32_t kMaxLevels = 16;
 inline constexpr uint32_t kMaxAnchors = 4096;
+inline constexpr uint32_t kMaxContextCards = 4096;
 inline constexpr int32_t kMaxRopeDims = 4096;
 inline constexpr int32_t kMaxRopeMode = 0xFFFF;
 inline constexpr uint32_t kMaxHop = 1u << 16;

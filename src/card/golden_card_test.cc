@@ -59,6 +59,14 @@ std::vector<uint8_t> Make(const std::string& name) {
     content.profile = {ProfileKind::kInherited, {}};
     return PackGolden(GoldenKv(20, {{2, 16, 24}, {1, 8, 8}}), UniformPlan(20, {4, 2}, 0), content);
   }
+  if (name == "context") {
+    CardContent content = card_test::RichContent(18);
+    content.first_token = 10;  // where it lies
+    content.anchors = {{3, 0.25f}};
+    content.info.context = {{Digest{}, 4}, {content.parent, 5}, {content.parent, 1}};
+    content.info.context[0].card.fill(0x55);
+    return PackGolden(GoldenKv(18, {{1, 8, 8}, {1, 8, 8}}), UniformPlan(18, {4, 4}, 0), content);
+  }
   if (name == "exact") {
     return PackGolden(GoldenKv(9, {{1, 8, 8}}), UniformPlan(9, kExactLevel, 0), card_test::Content(9));
   }
@@ -119,7 +127,8 @@ TEST_P(GoldenCardTest, ReadsAsWritten) {
   ExpectSameBytes(*MappedFile::Open(path_ + ".card"), packed);
 }
 
-INSTANTIATE_TEST_SUITE_P(Cards, GoldenCardTest, testing::Values("every_level", "delta", "inherited", "exact", "short"),
+INSTANTIATE_TEST_SUITE_P(Cards, GoldenCardTest,
+                         testing::Values("every_level", "delta", "inherited", "context", "exact", "short"),
                          [](const auto& card) { return std::string(card.param); });
 
 // A small card with everything that the cases below break.
@@ -156,6 +165,12 @@ std::vector<Refusal> Refusals() {
       {"44_positions", set(SectionType::kPositions, 4, int32_t{10})},
       {"52_level", set(SectionType::kLevels, 0, uint8_t{5})},
       {"61_info", [](Parts* parts) { parts->section(SectionType::kInfo) = {'{', '}'}; }},
+      {"63_context_without_parent",
+       [](Parts* parts) {
+         std::vector<uint8_t>& info = parts->section(SectionType::kInfo);
+         const std::string context = R"("context":[{"tokens":1,"card":")" + std::string(64, '0') + "\"}],";
+         info.insert(info.begin() + 1, context.begin(), context.end());
+       }},
       {"71_mean", set(SectionType::kProfile, 6, Half{0x7E00})},
       {"80_values", [](Parts* parts) { parts->sections.back().resize(parts->sections.back().size() + 64); }},
       // 5 rows of 8 codes of 4 bits come before the scales.

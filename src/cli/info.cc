@@ -78,7 +78,10 @@ void PrintInfo(const Card& card) {
                            ToHex(card.identity().rope).substr(0, 16)));
   line("tokens", fmt::format("{}, from position {}", card.tokens(), card.position_offset()));
   if (card.has_parent()) {
-    line("parent", fmt::format("{}, whose tokens come before: {} in all", ToHex(card.parent()), card.first_token()));
+    const size_t beside = info.context.size();
+    const std::string last_of = beside == 0 ? "" : fmt::format(" the last of {} cards side by side,", beside);
+    line("parent",
+         fmt::format("{},{} whose tokens come before: {} in all", ToHex(card.parent()), last_of, card.first_token()));
   }
   line("sender", fmt::format("{}, hop {}, policy {}", info.sender, card.hop(), info.policy));
   std::string features;

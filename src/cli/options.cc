@@ -155,9 +155,9 @@ void PromptFlags::AddTo(CLI::App* app) {
 
 std::string FoundText(const std::vector<ChainCard>& chain) {
   std::string text;
-  for (size_t i = 0; i + 1 < chain.size(); ++i) {  // none is last: the card that continues it comes next
-    if (!chain[i].found) continue;
-    text += Printable(fmt::format("found: {}, which {} continues", chain[i].path, chain[i + 1].path)) + "\n";
+  for (const ChainCard& link : chain) {
+    if (link.wanted_by.empty()) continue;
+    text += Printable(fmt::format("found: {}, which {} continues", link.path, link.wanted_by)) + "\n";
   }
   return text;
 }

@@ -227,7 +227,7 @@ Status CheckOutput(const RunFlags& flags) {
 
 Status CheckDelta(const RunFlags& flags, const std::vector<CardPart>& cards, const Session& session) {
   if (flags.output.empty() || cards.empty()) return {};
-  if (session.fused().ok()) return CheckChain(cards);
+  if (session.fused().ok()) return ContextOf(cards).status();
   return {
       StatusCode::kUnsupported,
       fmt::format("-o together with --card writes what follows the card, which is possible only where attention goes "

@@ -3,41 +3,119 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "base/hash.h"
+#include "card/format.h"
 
 namespace qkvshare {
 namespace {
 
 std::string Start(const Digest& digest) { return ToHex(digest).substr(0, 12); }
 
-Status WithoutParent(const Card& delta) {
-  return {StatusCode::kMismatch,
-          fmt::format("card {} holds tokens {} and on of a context and continues card {}: give that card before it",
-                      Start(delta.content_id()), delta.first_token(), Start(delta.parent()))};
-}
-
 // How many tokens of its parent a delta card was made on. Below 1 where the two contradict each other.
 int64_t TokensMadeOn(const Card& delta, const Card& parent) {
-  return int64_t{delta.first_token()} - int64_t{parent.first_token()};
+  const std::vector<ContextCard>& context = delta.info().context;
+  return context.empty() ? int64_t{delta.first_token()} - int64_t{parent.first_token()} : context.back().tokens;
 }
 
-// A delta card is worth something only beside all that it was made on: its parent, of just as many tokens, and so the
-// parent's parents, which were checked with the parent. Where they lie is not the delta's: it can be moved itself.
-Status CheckFollows(const Card& delta, std::span<const CardPart> before) {
-  const CardPart* other = nullptr;
-  for (const CardPart& part : before) {
-    if (part.card->content_id() != delta.parent()) continue;
-    if (part.tokens == TokensMadeOn(delta, *part.card)) return {};
-    other = &part;
+// Of a card that was made on `tokens` tokens of another one, which are not there.
+Status Lacks(const Card& card, const Digest& needed, int64_t tokens, std::span<const CardPart> before) {
+  const auto differs = [&](const CardPart& part) {
+    return part.card->content_id() == needed && part.tokens != tokens;  // not where one is needed twice
+  };
+  const auto other = std::find_if(before.begin(), before.end(), differs);
+  if (other == before.end()) {
+    return {StatusCode::kMismatch,
+            fmt::format("card {} holds tokens {} and on of a context and continues card {}: give that card before it",
+                        Start(card.content_id()), card.first_token(), Start(needed))};
   }
-  if (other == nullptr) return WithoutParent(delta);
-  return {
-      StatusCode::kUnsupported,
-      fmt::format("card {} was made on {} tokens of card {}, of which there are {} here: use it without the cards "
-                  "that were made on another number of them",
-                  Start(delta.content_id()), TokensMadeOn(delta, *other->card), Start(delta.parent()), other->tokens)};
+  return {StatusCode::kUnsupported,
+          fmt::format("card {} was made on {} tokens of card {}, of which there are {} here: use it without the cards "
+                      "that were made on another number of them",
+                      Start(card.content_id()), tokens, Start(needed), other->tokens)};
+}
+
+// Whether all that a delta card was made on comes before it, just as it was: its parent, and with that the parent's
+// parents, or the cards of its context. Where they lie does not matter: it is then moved itself.
+Status CheckFollows(const Card& delta, std::span<const CardPart> before) {
+  const std::vector<ContextCard>& context = delta.info().context;
+  if (context.empty()) {
+    int64_t made_on = 0;
+    for (const CardPart& part : before) {
+      if (part.card->content_id() != delta.parent()) continue;
+      made_on = TokensMadeOn(delta, *part.card);
+      if (part.tokens == made_on) return {};
+    }
+    return Lacks(delta, delta.parent(), made_on, before);
+  }
+  std::map<std::pair<Digest, uint32_t>, size_t> there;
+  for (const CardPart& part : before) ++there[{part.card->content_id(), part.tokens}];
+  for (const ContextCard& entry : context) {
+    size_t& left = there[{entry.card, entry.tokens}];
+    if (left == 0) return Lacks(delta, entry.card, entry.tokens, before);
+    --left;
+  }
+  return {};
+}
+
+// Whether each card of the list lies where the one before ends.
+bool HasGaps(std::span<const CardPart> parts) {
+  uint32_t end = 0;
+  for (const CardPart& part : parts) {
+    if (part.offset != end) return true;
+    end = part.end();
+  }
+  return false;
+}
+
+// Whether the list has the cards of a context in its order, of each at least as many tokens, and no others.
+bool HasCardsOf(std::span<const CardPart> parts, const std::vector<ContextCard>& context) {
+  const auto suffices = [](const CardPart& part, const ContextCard& entry) {
+    return part.card->content_id() == entry.card && part.tokens >= entry.tokens;
+  };
+  return !HasGaps(parts) && std::equal(parts.begin(), parts.end(), context.begin(), context.end(), suffices);
+}
+
+// Leaves as many tokens of the parts as the card was made on: of all where they are its context, else of the last one
+// where that is its parent.
+Status CutFor(const Card& delta, std::vector<CardPart>* parts) {
+  const std::vector<ContextCard>& context = delta.info().context;
+  if (parts->empty()) return {};
+  if (HasCardsOf(*parts, context)) {
+    uint32_t end = 0;
+    for (size_t i = 0; i < parts->size(); ++i) {
+      CardPart& part = (*parts)[i];
+      part.offset = end;
+      part.tokens = context[i].tokens;
+      end = part.end();
+    }
+    return CheckCardOrder(*parts);  // what others need of them is still there
+  }
+  CardPart& last = parts->back();
+  if (last.card->content_id() != delta.parent()) return {};
+  const int64_t made_on = TokensMadeOn(delta, *last.card);
+  if (made_on > 0 && made_on < last.tokens) last.tokens = static_cast<uint32_t>(made_on);
+  return {};
+}
+
+// Whether the last card lies where it was packed, and so does all that it was made on, and nothing else is there.
+bool IsOwnContext(std::span<const CardPart> parts) {
+  for (; !parts.empty(); parts = parts.first(parts.size() - 1)) {
+    const CardPart& last = parts.back();
+    const std::span<const CardPart> before = parts.first(parts.size() - 1);
+    if (last.shift() != 0 || last.offset != last.card->first_token()) return false;
+    if (const std::vector<ContextCard>& context = last.card->info().context; !context.empty()) {
+      const auto same = [](const CardPart& part, const ContextCard& entry) {
+        return part.card->content_id() == entry.card && part.tokens == entry.tokens;
+      };
+      return std::equal(before.begin(), before.end(), context.begin(), context.end(), same);
+    }
+    const Digest before_it = before.empty() ? Digest{} : before.back().card->content_id();
+    if (last.card->parent() != before_it) return false;
+  }
+  return true;
 }
 
 // `end`: of the card before.
@@ -60,16 +138,15 @@ Status CheckGaps(const CardPart& part) {
 }  // namespace
 
 Status AppendCard(std::shared_ptr<const Card> card, std::vector<CardPart>* parts) {
-  CardPart* last = parts->empty() ? nullptr : &parts->back();
+  std::vector<CardPart> before = *parts;
   if (card->has_parent()) {
-    if (last != nullptr && last->card->content_id() == card->parent()) {
-      const int64_t made_on = TokensMadeOn(*card, *last->card);
-      if (made_on > 0 && made_on < last->tokens) last->tokens = static_cast<uint32_t>(made_on);  // and that suffices
-    }
-    QKV_RETURN_IF_ERROR(CheckFollows(*card, *parts));
+    QKV_RETURN_IF_ERROR(CutFor(*card, &before));
+    QKV_RETURN_IF_ERROR(CheckFollows(*card, before));
   }
   const uint32_t tokens = card->tokens();
-  parts->push_back({std::move(card), last == nullptr ? 0 : last->end(), tokens});
+  const uint32_t end = before.empty() ? 0 : before.back().end();
+  before.push_back({std::move(card), end, tokens});
+  *parts = std::move(before);
   return {};
 }
 
@@ -107,23 +184,20 @@ Status CheckCardList(std::span<const CardPart> parts) {
   return CheckCardOrder(parts);
 }
 
-Status CheckChain(std::span<const CardPart> parts) {
-  const auto starts_anew = [](const CardPart& part) { return !part.card->has_parent(); };
-  if (parts.empty()) return {};
-  if (std::any_of(parts.begin() + 1, parts.end(), starts_anew)) {
-    return {
-        StatusCode::kUnsupported,
-        fmt::format("a card of what follows can name one parent only, but there are {} cards that do not all continue "
-                    "each other",
-                    parts.size())};
+Result<std::vector<ContextCard>> ContextOf(std::span<const CardPart> parts) {
+  std::vector<ContextCard> context;
+  if (HasGaps(parts)) {
+    return Status(StatusCode::kUnsupported,
+                  "there are gaps between the cards, of which a card of what follows them "
+                  "cannot tell: place each where the one before ends");
   }
-  // A receiver of the delta would put its parents where they were packed.
-  if (parts.front().offset != 0 ||
-      std::any_of(parts.begin(), parts.end(), [](const CardPart& part) { return part.shift() != 0; })) {
-    return {StatusCode::kUnsupported,
-            "cards that lie at other places than they were packed at cannot be continued by a card"};
+  if (IsOwnContext(parts)) return context;
+  if (parts.size() > card_format::kMaxContextCards) {
+    return Status(StatusCode::kUnsupported, fmt::format("a card of what follows can name {} cards, not {}",
+                                                        card_format::kMaxContextCards, parts.size()));
   }
-  return {};
+  for (const CardPart& part : parts) context.push_back({part.card->content_id(), part.tokens});
+  return context;
 }
 
 std::vector<int32_t> TokensOf(std::span<const CardPart> parts) {

@@ -22,11 +22,12 @@ struct CardPart {
   int32_t shift() const { return static_cast<int32_t>(offset) - card->position_offset(); }
 };
 
-// Adds a card where the last one ends, or at 0; what was packed elsewhere is moved. A delta card's parent must be
-// there, with as many tokens as the delta was made on: of a parent that is the last card, those past them are left out;
-// after other cards (fan-in: [root, delta of it, another delta of it]) it must have just as many. kMismatch names a
-// delta card whose parent is not there, kUnsupported one whose parent has another number of tokens; the list stays as
-// it is.
+// Adds a card where the last one ends, or at 0; what was packed elsewhere is moved. A delta card needs all that it was
+// made on in the list, just as it was: its parent, with as many tokens as that had (of a parent that is the last card,
+// those past them are left out), or where it says what its context was, all cards of that. A list that is this context
+// gets the places and the numbers of tokens that it had (of a card perhaps only the first ones).
+// kMismatch names a delta card that lacks a card, kUnsupported one that finds another number of tokens of it; the list
+// stays as it is.
 Status AppendCard(std::shared_ptr<const Card> card, std::vector<CardPart>* parts);
 
 // All of them, one after the other. kInvalidArgument where there is no card.
@@ -37,9 +38,10 @@ Status CheckCardOrder(std::span<const CardPart> parts);
 // The same, and whether the list starts at position 0 and has no gaps.
 Status CheckCardList(std::span<const CardPart> parts);
 
-// Whether each card but the first continues the one before, so that a card of what follows has one parent that names
-// all others. kUnsupported.
-Status CheckChain(std::span<const CardPart> parts);
+// What a card of what follows the list is to say of its context: nothing where that is what its parent, the last card,
+// was made on itself, and the parent; else all of the list. kUnsupported (gaps between the cards, more cards than can
+// be named).
+Result<std::vector<ContextCard>> ContextOf(std::span<const CardPart> parts);
 
 // The tokens of the list, in order.
 std::vector<int32_t> TokensOf(std::span<const CardPart> parts);

@@ -30,7 +30,7 @@ CardContent ContentOf(const PackSource& source, const KvState& state, const Pack
     const PlacedCard& parent = cards.back();
     content.parent = parent.card->card().content_id();
     content.first_token = parent.end();
-    content.hop = std::max(options.hop, parent.card->card().hop() + 1);
+    for (const PlacedCard& card : cards) content.hop = std::max(content.hop, card.card->card().hop() + 1);
   }
   content.exact_tokens = static_cast<uint32_t>(SinksOf(content.first_token, content.token_ids.size()));
   content.windows = context.facts().windows();
@@ -252,7 +252,7 @@ Result<PackedCard> PackTokens(const PackSource& source, const PackOptions& optio
   const AttentionWindow& window = source.window != nullptr ? *source.window : kNoWindow;
   const bool uniform = options.policy == Policy::kUniform;
   QKV_RETURN_IF_ERROR(CheckPackOptions(options));
-  QKV_RETURN_IF_ERROR(CheckChain(PartsOf(context.cards(source.sequence))));
+  QKV_ASSIGN_OR_RETURN(std::vector<ContextCard> before, ContextOf(PartsOf(context.cards(source.sequence))));
   *times = {};
   Stopwatch watch;
   const size_t first = context.end(source.sequence);
@@ -260,6 +260,7 @@ Result<PackedCard> PackTokens(const PackSource& source, const PackOptions& optio
   times->take_us = watch.LapUs();
   const KvView kv = state.view();
   CardContent content = ContentOf(source, state, options);
+  content.info.context = std::move(before);
   QKV_ASSIGN_OR_RETURN(const KeyProfiles profiles, ProfilesOf(source, kv, options, &content));
   QKV_ASSIGN_OR_RETURN(PlanRequest request, RequestFor(source, kv, content, options));
   QKV_ASSIGN_OR_RETURN(const EarlierRows earlier, RowsOfCards(PartsOf(context.cards(source.sequence)), context));
