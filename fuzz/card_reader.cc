@@ -1,6 +1,7 @@
 // Opens arbitrary bytes as a card: once as they are, once with their checksums and digests made right, so that
 // mutations get past them. What opens is unpacked, by every set of kernels alike; and it is copied to another card,
 // which must hold the same.
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -8,6 +9,7 @@
 
 #include "card/card.h"
 #include "card/card_flatten.h"
+#include "card/card_slice.h"
 #include "card/card_test_util.h"
 
 namespace {
@@ -44,7 +46,7 @@ void UnpackAll(const Card& card) {
 
 // A chain of this card alone.
 void Flatten(const Card& card) {
-  if (card.has_parent()) return;
+  if (card.has_parent()) return;  // and so has no context
   const std::shared_ptr<const Card> chain[] = {{std::shared_ptr<void>(), &card}};
   const Result<PackedCard> flat = FlattenCards(chain, 1);
   if (!flat) {  // rule 90, or names that are longer when they are written again
@@ -66,6 +68,30 @@ void Flatten(const Card& card) {
   }
 }
 
+// Its second half, copied.
+void Slice(const Card& card) {
+  const uint32_t first = card.tokens() / 2;
+  const Result<PackedCard> packed = SliceCard(card, first, card.tokens() - first, 1);
+  if (!packed) {  // as above
+    Require(packed.status().code() == StatusCode::kCorrupt || packed.status().code() == StatusCode::kOutOfRange);
+    return;
+  }
+  const Result<Card> part = Card::FromBytes(packed->Bytes());
+  Require(part && part->VerifyDigests().ok() && part->tokens() == card.tokens() - first);
+  for (size_t layer = 0; layer < card.layers(); ++layer) {
+    for (const Side side : {Side::kKeys, Side::kValues}) {
+      const size_t row = card.shape(layer).row_values(side);
+      if (card.tokens() * row > kMaxValues) continue;
+      const std::vector<Half> copied = card_test::UnpackSide(*part, layer, side, part->tokens());
+      std::vector<Half> all = card_test::UnpackSide(card, layer, side, card.tokens());
+      Require(!copied.empty());
+      // The first half may hold what no reader takes.
+      Require(all.empty() ||
+              std::equal(copied.begin(), copied.end(), all.begin() + static_cast<ptrdiff_t>(first * row)));
+    }
+  }
+}
+
 // Whether it opened. The bytes lie in a block of their own size, so that a sanitizer sees each read past their end.
 bool OpenAndUse(const std::vector<uint8_t>& bytes, bool sealed) {
   const Result<Card> card = Card::FromSpan(bytes);
@@ -78,6 +104,7 @@ bool OpenAndUse(const std::vector<uint8_t>& bytes, bool sealed) {
   Require(intact || !sealed);
   UnpackAll(*card);
   Flatten(*card);
+  Slice(*card);
   return true;
 }
 

@@ -4,6 +4,7 @@
 #include "base/file.h"
 #include "card/card_chain.h"
 #include "card/card_flatten.h"
+#include "card/card_slice.h"
 #include "llama.h"
 #include "runtime/batch.h"
 #include "runtime/inject.h"
@@ -130,6 +131,28 @@ TEST_F(ContextTest, ACardOfWhatFollowsSeveralBringsThemAll) {
     EXPECT_EQ(TokensOf(Take(PlaceCards(Found("next")))).size(), 265u);
     EXPECT_EQ(FlattenCards(Found("next"), 1).status().code(), StatusCode::kUnsupported);
   }
+}
+
+// Tokens of a card as one of their own lie where they lay, and are the same.
+TEST_F(ContextTest, APartOfACardIsThatPart) {
+  const SharedCard root = Root(4);
+  const SharedCard part =
+      std::make_shared<const Card>(Take(Card::FromBytes(Take(SliceCard(*root, 37, 81, 1)).Bytes())));
+  const CardPart whole[] = {{root, 0, 118}}, parts[] = {{root, 0, 37}, {part, 37, 81}};
+  EXPECT_EQ(parts[1].shift(), 0);
+  const auto logits = [&](std::span<const CardPart> list, InjectMode mode) {
+    const auto session = MakeSession(*model_, FusedOptions());
+    Take(InjectCards(list, mode, session.get()));
+    Prefill(session.get(), suffix_);
+    return Logits(*session);
+  };
+  EXPECT_EQ(logits(parts, InjectMode::kRestore), logits(whole, InjectMode::kRestore));
+  EXPECT_LT(RelativeError(logits(parts, InjectMode::kFused), logits(whole, InjectMode::kFused)), kExactError);
+  // Alone it starts a context, moved to 0, and can be continued there.
+  const SharedCard delta = CardOf({part}, suffix_, 4);
+  EXPECT_EQ(delta->info().context, (std::vector<ContextCard>{{part->content_id(), 81}}));
+  EXPECT_EQ(delta->key_profiles(), root->key_profiles());
+  EXPECT_EQ(Take(PlaceCards(std::vector<SharedCard>{part, delta}))[0].shift(), -37);
 }
 
 // Attention sinks of one card, then others: a context may have a card's first tokens only.

@@ -42,6 +42,24 @@ struct SyntheticKv {
   std::vector<std::vector<Half>> rows;  // keys and values of layer 0, of layer 1, ...
 };
 
+// Tokens [first, end) of the rows.
+inline KvView RowsOf(const KvView& kv, size_t first, size_t end) {
+  KvView rows;
+  rows.tokens = end - first;
+  for (const LayerRows& layer : kv.layers) {
+    rows.layers.push_back({layer.shape, layer.keys + first * layer.shape.row_values(Side::kKeys),
+                           layer.values + first * layer.shape.row_values(Side::kValues)});
+  }
+  return rows;
+}
+
+// Rows of the first tokens: [tokens, kv_heads * dim]. Empty where they cannot be read.
+inline std::vector<Half> UnpackSide(const Card& card, size_t layer, Side side, size_t tokens) {
+  std::vector<Half> rows(tokens * card.shape(layer).row_values(side));
+  const Status status = card.Unpack(ScalarKernels(), layer, side, tokens, rows.data());
+  return status.ok() ? rows : std::vector<Half>();
+}
+
 inline CardContent Content(size_t tokens) {
   CardContent content;
   for (size_t i = 0; i < tokens; ++i) {
