@@ -42,8 +42,8 @@ std::string Legend(const LevelCounts& counts) {
   std::string out = "<span class=\"legend\">";
   for (const auto& [bits, count] : counts) {
     const Level level = {static_cast<uint8_t>(bits.first), static_cast<uint8_t>(bits.second)};
-    out += fmt::format("<span class=\"chip w{}\" title=\"keys {} bits, values {} bits\">{}</span> {} ", ShadeOf(level),
-                       bits.first, bits.second, LevelName(level), CountText(count));
+    out += fmt::format("<span><span class=\"chip w{}\" title=\"keys {} bits, values {} bits\">{}</span> {}</span> ",
+                       ShadeOf(level), bits.first, bits.second, LevelName(level), CountText(count));
   }
   return out + "</span>";
 }

@@ -79,13 +79,14 @@ details > summary { cursor: pointer; color: var(--link); font-size: .9rem }
 .map > summary b { margin-right: .4rem }
 .legend { font-size: .8rem; color: var(--muted); margin-left: .6rem; font-variant-numeric: tabular-nums }
 p > .legend { margin: 0; font-size: .875rem }
-p > .legend > .chip:first-child { margin-left: 0 }
-.chip { padding: .1rem .4rem; margin-left: .35rem; border-radius: 3px; font-size: .75rem }
+.legend > span { white-space: nowrap; margin-right: .5rem }
+.chip { padding: .1rem .4rem; border-radius: 3px; font-size: .75rem }
 .segment { display: grid; grid-template-columns: 6rem 1fr; gap: 0 .8rem }
 .segment h4 { margin: .35rem 0; grid-column: 1; overflow-wrap: anywhere }
 .segment > div, .segment > p { grid-column: 2 }
 .tokens { white-space: pre-wrap; overflow-wrap: anywhere; font: .8125rem/1.75 ui-monospace, "SF Mono", Menlo, Consolas,
-  "DejaVu Sans Mono", monospace; margin: .2rem 0; tab-size: 4 }
+  "DejaVu Sans Mono", monospace; margin: .2rem 0; tab-size: 4;
+  overflow-x: clip }
 .tokens i, .tokens u { font-style: normal; padding: .12rem 0; box-shadow: inset -1px 0 var(--page) }
 .tokens u { text-decoration: underline; text-decoration-thickness: 2px; text-underline-offset: 3px }
 .tokens s { text-decoration: none; opacity: .55; font-size: .9em }

@@ -380,11 +380,11 @@ TEST(RunPageTest, EachTokenIsOnItsWidth) {
                "<span class=\"w0\" title=\"keys 2 bits, values 2 bits\"><i><s>C3</s></i><i><s>A9</s></i></span></div>"),
       std::string::npos);
   EXPECT_NE(map.find("<i> &lt;b&gt;</i>"), std::string::npos);  // of no segment
-  EXPECT_NE(map.find("<span class=\"chip w0\" title=\"keys 2 bits, values 2 bits\">K2V2</span> 2 "
-                     "<span class=\"chip w2\" title=\"keys 4 bits, values 4 bits\">K4V4</span> 2 "
-                     "<span class=\"chip w3\" title=\"keys 8 bits, values 4 bits\">K8V4</span> 1 "
-                     "<span class=\"chip w4\" title=\"keys 8 bits, values 16 bits\">K8V16</span> 1 "
-                     "<span class=\"chip w5\" title=\"keys 16 bits, values 16 bits\">exact</span> 1 "),
+  EXPECT_NE(map.find("<span><span class=\"chip w0\" title=\"keys 2 bits, values 2 bits\">K2V2</span> 2</span> "
+                     "<span><span class=\"chip w2\" title=\"keys 4 bits, values 4 bits\">K4V4</span> 2</span> "
+                     "<span><span class=\"chip w3\" title=\"keys 8 bits, values 4 bits\">K8V4</span> 1</span> "
+                     "<span><span class=\"chip w4\" title=\"keys 8 bits, values 16 bits\">K8V16</span> 1</span> "
+                     "<span><span class=\"chip w5\" title=\"keys 16 bits, values 16 bits\">exact</span> 1</span> "),
             std::string::npos);
 }
 
@@ -426,7 +426,7 @@ TEST(RunPageTest, LongMapsShowBothEnds) {
                      "<div class=\"tokens\"><span class=\"w2\" title=\"keys 4 bits, values 4 bits\"><i> tail</i>"),
             std::string::npos);
   EXPECT_EQ(map.find("gone"), std::string::npos);
-  EXPECT_NE(map.find("K4V4</span> 9,000 "), std::string::npos);
+  EXPECT_NE(map.find("K4V4</span> 9,000</span> "), std::string::npos);
   // A cut that takes whole segments with it.
   story.tokens[0].segments = {{"a", 2000}, {"b", 5000}, {"c", 2000}};
   const std::string cut = Between(story.Html(), "id=\"map-0\">", "</details>");

@@ -202,7 +202,11 @@ class LineReader {
 std::string LastLine(std::string text) {
   while (!text.empty() && (text.back() == '\n' || text.back() == '\r' || text.back() == ' ')) text.pop_back();
   text.erase(0, text.rfind('\n') + 1);
-  if (text.size() > kLastLineBytes) text = text.substr(0, kLastLineBytes) + "...";
+  if (text.size() > kLastLineBytes) {
+    size_t end = kLastLineBytes;
+    while (end > 0 && (static_cast<uint8_t>(text[end]) & 0xC0) == 0x80) --end;  // not within a character
+    text = text.substr(0, end) + "...";
+  }
   const auto is_control = [](char c) { return static_cast<uint8_t>(c) < 0x20 || c == 0x7F; };
   std::replace_if(text.begin(), text.end(), is_control, '?');
   return text;

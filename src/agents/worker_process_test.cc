@@ -143,6 +143,7 @@ TEST_F(WorkerProcessTest, LastLineOfErrorsFitsAMessage) {
   // A flood of errors is not kept.
   const std::string flood = ErrorOf("yes error | head -c 18000000 >&2; echo last >&2; exit 1");
   EXPECT_EQ(flood, "the worker exited with code 1: last");
+  EXPECT_TRUE(ErrorOf("printf 'x%0300d' 0 | sed 's/0/\u00E9/g' >&2; exit 1").ends_with("\u00E9..."));
   EXPECT_LT(ErrorOf("head -c 100000 /dev/zero | tr '\\0' x >&2; exit 1").size(), 500U);
 }
 
