@@ -194,7 +194,7 @@ edges:
   const std::vector<HandedCard> all = {turns[0].card, turns[1].card, turns[2].card};
   EXPECT_EQ(last.taken, all);
   EXPECT_EQ(last.taken_tokens, turns[0].card.tokens + turns[1].card.tokens + turns[2].card.tokens);
-  // CONTEXT
+  EXPECT_EQ(Open("last.card").info().context.size(), 3u);  // b lies moved, after a
 }
 
 TEST_F(AgentsRunTest, ALoopGoesOnFromWhatItsLastAgentSaid) {

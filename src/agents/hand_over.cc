@@ -16,13 +16,7 @@ std::vector<HandedCard> JoinContexts(std::span<const TurnRecord* const> turns) {
   std::vector<HandedCard> joined;
   for (const TurnRecord* turn : turns) {
     for (const HandedCard& card : ContextAfter(*turn)) {
-      const auto known =
-          std::find_if(joined.begin(), joined.end(), [&](const HandedCard& other) { return other.id == card.id; });
-      if (known == joined.end()) {
-        joined.push_back(card);
-      } else {
-        known->tokens = std::max(known->tokens, card.tokens);
-      }
+      if (std::find(joined.begin(), joined.end(), card) == joined.end()) joined.push_back(card);
     }
   }
   return joined;

@@ -12,8 +12,8 @@ namespace qkvshare {
 // shares, if it does not share all.
 std::vector<HandedCard> ContextAfter(const TurnRecord& turn);
 
-// The contexts of these turns, one after the other, each card once: where first it is. Of a card that one context has
-// the first tokens of and another all, all.
+// The contexts of these turns, one after the other, each card once: where it is first. (A card and its first tokens are
+// two.)
 std::vector<HandedCard> JoinContexts(std::span<const TurnRecord* const> turns);
 
 }  // namespace qkvshare

@@ -70,6 +70,10 @@ class TurnRunner {
       QKV_RETURN_IF_ERROR(AppendCard(std::make_shared<const Card>(std::move(card)), &parts_));
       parts_.back().tokens = std::min(parts_.back().tokens, handed.tokens);
     }
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      if (parts_[i].tokens == job_.taken[i].tokens) continue;
+      return {StatusCode::kCorrupt, job_.taken[i].path + " is handed over in other parts than it was used in"};
+    }
     record_.taken_tokens = StartsContext() ? 0 : parts_.back().end();
     if (!StartsContext()) AddStage("open");
     return {};
@@ -247,6 +251,7 @@ class TurnRunner {
     const PackSource source{session_->card_context(), own, &window, 0};
     QKV_ASSIGN_OR_RETURN(const PackedCard packed, PackTokens(source, options, &times));
     record_.stages.emplace_back("plan", times.take_us + times.plan_us);
+    record_.stages.emplace_back("anchors", times.anchors_us);
     record_.stages.emplace_back("quantize", times.quantize_us);
     watch_.LapUs();
     QKV_RETURN_IF_ERROR(packed.Write(PathOf(CardFile(job_.turn))));

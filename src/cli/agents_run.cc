@@ -13,11 +13,14 @@
 #include <vector>
 
 #include "agents/run_json.h"
+#include "agents/run_page.h"
 #include "agents/runner.h"
 #include "agents/schedule.h"
 #include "agents/topology_file.h"
+#include "agents/turn_tokens.h"
 #include "agents/worker.h"
 #include "base/file.h"
+#include "card/card.h"
 #include "cli/agents.h"
 #include "cli/options.h"
 #include "cli/terminal.h"
@@ -152,8 +155,20 @@ class AgentsRun {
                                        status.message(), run.turns.size(), schedule_.turns.size(), run.folder)};
   }
 
+  // The page shows the cards as they lie in the folder.
+  Status WritePage(const RunRecord& run) const {
+    std::vector<TurnTokens> tokens;
+    for (const TurnRecord& turn : run.turns) {
+      QKV_ASSIGN_OR_RETURN(const Card card, Card::Open((std::filesystem::path(run.folder) / turn.card.path).string()));
+      tokens.push_back(ReadTurnTokens(card, [this](int32_t token) { return model_->Detokenize({token}); }));
+    }
+    const std::string page = RunPage(topology_, schedule_, run, tokens);
+    return WriteFileAtomic(flags_.html, {{reinterpret_cast<const uint8_t*>(page.data()), page.size()}});
+  }
+
   Status Report() {
     const RunRecord run = runner_->Record();
+    if (!flags_.html.empty()) QKV_RETURN_IF_ERROR(WritePage(run));
     if (flags_.json) {
       PrintJson(nlohmann::json::parse(RunRecordToJson(run)));
     } else {
