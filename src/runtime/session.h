@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "card/card.h"
@@ -110,6 +111,8 @@ class Session {
   // The window of the last Prefill, or what KeepQueries keeps; its tokens count from the first one after attached
   // cards. Empty where none was asked for, it was of another sequence's Prefill, or its tokens are no longer there.
   const AttentionWindow& window(int sequence = 0) const { return windows_[static_cast<size_t>(sequence)]; }
+  // Gives the sequence the window that it had, once what was decoded since has been truncated.
+  void SetWindow(AttentionWindow window, int sequence) { windows_[static_cast<size_t>(sequence)] = std::move(window); }
   // From here on every decode keeps the queries of the last `tokens` tokens of its sequences, at every stride-th
   // position, generated tokens too; 0: no more. A Prefill must not ask for a window of its own then. kUnsupported
   // without flash attention.
