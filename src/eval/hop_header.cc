@@ -1,0 +1,91 @@
+#include "eval/hop_header.h"
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "attend/attend_kernels.h"
+#include "base/hash.h"
+#include "qkvshare/version.h"
+#include "runtime/backend.h"
+
+namespace qkvshare {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json LayersJson(const std::vector<LayerAdjustment>& layers) {
+  Json json = Json::array();
+  for (const LayerAdjustment layer : layers) json.push_back({layer.keys, layer.values});
+  return json;
+}
+
+Json PackJson(const PackOptions& options) {
+  Json levels = Json::array();
+  for (const Level level : options.levels) levels.push_back(LevelName(level));
+  return {{"policy", PolicyName(options.policy)},
+          {"control_of", PolicyName(options.control_of)},
+          {"policy_seed", options.policy_seed},
+          {"alpha", options.alpha},
+          {"features", options.features.Names()},
+          {"code_bits", options.code_bits},
+          {"max_bytes", options.max_bytes},
+          {"protected_tokens", options.protected_tokens},
+          {"levels", levels},
+          {"layers", LayersJson(options.layers)},
+          {"profile", options.profile == nullptr ? "" : ToHex(options.profile->id)}};
+}
+
+Json GenerateJson(const GenerateOptions& options) {
+  const SamplingOptions& sampling = options.sampling;
+  return {{"predict", options.predict}, {"stop", options.stop},    {"temp", sampling.temp}, {"top_k", sampling.top_k},
+          {"top_p", sampling.top_p},    {"min_p", sampling.min_p}, {"seed", sampling.seed}};
+}
+
+Digest DigestOf(const std::vector<HopChain>& chains) {
+  Blake2bHasher hasher;
+  for (const HopChain& chain : chains) {
+    hasher.UpdateString(chain.id);
+    hasher.UpdateValue(chain.messages.size());
+    for (const ChatMessage& message : chain.messages) {
+      hasher.UpdateString(message.role);
+      hasher.UpdateString(message.content);
+    }
+    hasher.UpdateValue(chain.tokens.size());
+    for (const int32_t token : chain.tokens) hasher.UpdateValue(token);
+    hasher.UpdateValue(chain.turns.size());
+    for (const std::string& turn : chain.turns) hasher.UpdateString(turn);
+  }
+  return hasher.Finish();
+}
+
+}  // namespace
+
+Result<Json> HopHeader(const Session& session, const HopRequest& request) {
+  QKV_ASSIGN_OR_RETURN(const AttendKernels* kernels, SelectAttendKernels());
+  Json packs = Json::array();
+  for (size_t i = 0; request.cards && i < request.packs.size(); ++i) packs.push_back(PackJson(request.packs[i]));
+  const Model& model = session.model();
+  return Json{{"qkvshare_hops", 1},
+              {"input", ToHex(DigestOf(request.chains))},
+              {"chains", request.chains.size()},
+              {"hops", request.hops},
+              {"parallel", request.parallel},
+              {"context", request.context},
+              {"arm", request.cards ? "cards" : "f16"},
+              {"packs", packs},
+              {"generate", GenerateJson(request.generate)},
+              {"model", model.name()},
+              {"model_fingerprint", ToHex(model.fingerprint())},
+              {"rope", ToHex(session.identity().rope)},
+              {"cache_type_k", CacheTypeName(session.cache_type_k())},
+              {"cache_type_v", CacheTypeName(session.cache_type_v())},
+              {"flash_attention", session.flash_attention()},
+              {"threads", session.threads()},
+              {"batch", request.session.batch},
+              {"qkvshare", kVersionText},
+              {"kernels", kernels->name},
+              {"llama_cpp", LlamaVersion()},
+              {"llama_cpp_system", LlamaSystemInfo()}};
+}
+
+}  // namespace qkvshare

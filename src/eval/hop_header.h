@@ -1,0 +1,13 @@
+// What the results of a run of hops follow from.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "eval/hop_runner.h"
+
+namespace qkvshare {
+
+// kInvalidArgument as SelectAttendKernels.
+Result<nlohmann::ordered_json> HopHeader(const Session& session, const HopRequest& request);
+
+}  // namespace qkvshare

@@ -1,0 +1,45 @@
+#include "eval/hop_record.h"
+
+#include <nlohmann/json.hpp>
+
+namespace qkvshare {
+
+std::string HopLine(const HopRecord& record) {
+  nlohmann::ordered_json stages = nlohmann::ordered_json::object();
+  for (const auto& [name, us] : record.stages) stages[name] = us;
+  const nlohmann::ordered_json line = {{"chain", record.chain},
+                                       {"hop", record.hop},
+                                       {"stop", record.stop},
+                                       {"text", record.text},
+                                       {"taken_tokens", record.taken_tokens},
+                                       {"read_tokens", record.read_tokens},
+                                       {"tokens", record.tokens},
+                                       {"end_token", record.end_token},
+                                       {"card_bytes", record.card_bytes},
+                                       {"code_bits", record.code_bits},
+                                       {"stages_us", stages}};
+  return line.dump(-1, ' ', /*ensure_ascii=*/false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+Result<HopRecord> ParseHopLine(const std::string& line) {
+  HopRecord record;
+  try {
+    const auto json = nlohmann::ordered_json::parse(line);
+    json.at("chain").get_to(record.chain);
+    json.at("hop").get_to(record.hop);
+    json.at("stop").get_to(record.stop);
+    json.at("text").get_to(record.text);
+    json.at("taken_tokens").get_to(record.taken_tokens);
+    json.at("read_tokens").get_to(record.read_tokens);
+    json.at("tokens").get_to(record.tokens);
+    json.at("end_token").get_to(record.end_token);
+    json.at("card_bytes").get_to(record.card_bytes);
+    json.at("code_bits").get_to(record.code_bits);
+    for (const auto& [name, us] : json.at("stages_us").items()) record.stages.emplace_back(name, us.get<int64_t>());
+  } catch (const nlohmann::json::exception& e) {
+    return Status(StatusCode::kCorrupt, e.what());
+  }
+  return record;
+}
+
+}  // namespace qkvshare

@@ -1,0 +1,375 @@
+#include "eval/hop_runner.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "base/file.h"
+#include "card/card_chain.h"
+#include "runtime/model_store.h"
+#include "runtime/prompt.h"
+#include "tests/session_fixture.h"
+
+namespace qkvshare {
+namespace {
+
+class HopRunnerTest : public SessionTest {
+ protected:
+  void SetUp() override {
+    real_model_ = ResolveModel("smollm2-135m");  // before the cache folder is another
+    SessionTest::SetUp();
+    TinyModelSpec spec;
+    spec.half_matrices = false;
+    model_ = LoadTiny(spec);
+  }
+
+  static HopRequest Request(size_t chains, size_t hops) {
+    HopRequest request;
+    for (size_t i = 0; i < chains; ++i) {
+      HopChain& chain = request.chains.emplace_back();
+      chain.id = "chain-" + std::to_string(i);
+      if (i % 2 == 0) {
+        chain.messages = {{"system", "You count."}, {"user", "The cat has " + std::to_string(i) + " legs."}};
+      } else {
+        chain.tokens = SomeTokens(40 + i);
+      }
+      for (size_t hop = 1; hop < hops; ++hop) chain.turns.push_back("And " + std::to_string(hop + i) + "?");
+    }
+    request.hops = hops;
+    request.context = 400;
+    request.generate.predict = 12;
+    request.generate.sampling.temp = 0;
+    request.session = SmallOptions();
+    return request;
+  }
+  Result<std::vector<HopRecord>> Run(const HopRequest& request) {
+    QKV_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, MakeHopSession(*model_, request));
+    return RunHops(session.get(), request);
+  }
+  // But for the times.
+  static std::vector<HopRecord> Timeless(std::vector<HopRecord> records) {
+    for (HopRecord& record : records) record.stages.clear();
+    return records;
+  }
+  std::vector<std::string> Lines(const std::string& name) const {
+    std::ifstream file(Path(name));
+    std::vector<std::string> lines;
+    for (std::string line; std::getline(file, line);) {
+      auto json = nlohmann::ordered_json::parse(line);
+      json.erase("stages_us");
+      lines.push_back(json.dump());
+    }
+    return lines;
+  }
+  std::string Text(const std::string& name) const { return Take(ReadText(Path(name), 1 << 20)); }
+  void WriteText(const std::string& name, const std::string& text) const { std::ofstream(Path(name)) << text; }
+
+  Result<std::string> real_model_ = Status(StatusCode::kNotFound, "");
+  std::unique_ptr<Model> model_;
+};
+
+// The conversation of one chain, prefilled as text in the pieces in which the run decoded it: each prompt but for its
+// last token, that, and each token that was generated.
+class Replay {
+ public:
+  // anew: for each hop from its first token on; else it goes on.
+  Replay(const Model& model, SessionOptions options, const HopChain& chain, bool anew = true)
+      : model_(model), session_(Take(Session::Create(model, options))), chain_(chain), anew_(anew) {}
+
+  // Compares the answer of this hop with what the model says here. tolerance: how much less likely (logits) than the
+  // most likely token the one that was taken may be, since attention over a card is rounded in another way.
+  void Check(const HopRecord& record, float tolerance) {
+    SCOPED_TRACE(record.chain + " hop " + std::to_string(record.hop));
+    std::vector<int32_t> prompt = PromptOf(record.hop);
+    ASSERT_EQ(record.read_tokens, prompt.size());
+    if (anew_) {
+      session_->Clear();
+      for (const std::vector<int32_t>& piece : pieces_) Feed(piece);
+    }
+    EXPECT_EQ(record.taken_tokens, session_->tokens().size());
+    FeedAndKeep({prompt.begin(), prompt.end() - 1});
+    FeedAndKeep({prompt.back()});
+    said_ = prompt;
+    std::vector<int32_t> sampled = record.tokens;
+    if (record.end_token >= 0) sampled.push_back(record.end_token);
+    for (const int32_t token : sampled) {
+      const std::span logits(session_->logits(), static_cast<size_t>(model_.vocab_size()));
+      const auto best = static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+      ++compared_;
+      if (best == token) ++same_;
+      EXPECT_GE(logits[static_cast<size_t>(token)], logits[static_cast<size_t>(best)] - tolerance);
+      FeedAndKeep({token});
+      said_.push_back(token);
+    }
+  }
+  size_t compared() const { return compared_; }
+  size_t same() const { return same_; }
+
+ private:
+  std::vector<int32_t> PromptOf(size_t hop) const {
+    if (hop > 0) {
+      const std::string turn = Take(NextUserTurn(model_, chain_.turns[hop - 1], model_.Detokenize(said_)));
+      return model_.Tokenize(turn, /*add_special=*/false);
+    }
+    if (!chain_.tokens.empty()) return chain_.tokens;
+    return model_.Tokenize(Take(model_.ApplyChatTemplate(chain_.messages, true)), /*add_special=*/true);
+  }
+  void Feed(const std::vector<int32_t>& piece) { ASSERT_TRUE(session_->Prefill(piece, {}).ok()); }
+  void FeedAndKeep(const std::vector<int32_t>& piece) {
+    Feed(piece);
+    pieces_.push_back(piece);
+  }
+
+  const Model& model_;
+  std::unique_ptr<Session> session_;
+  const HopChain& chain_;
+  const bool anew_;
+  std::vector<std::vector<int32_t>> pieces_;
+  std::vector<int32_t> said_;  // prompt and answer of the last hop
+  size_t compared_ = 0, same_ = 0;
+};
+
+// Logits of tiny models have a standard deviation of 3.
+constexpr float kNear = 0.05f;
+
+TEST_F(HopRunnerTest, FiveHopsGiveWhatTheSameConversationGivesAsText) {
+  HopRequest request = Request(4, 5);
+  for (const int parallel : {1, 3}) {
+    for (const bool cards : {true, false}) {
+      request.parallel = parallel;
+      request.cards = cards;
+      request.packs[0].code_bits = 16;
+      const std::vector<HopRecord> records = Take(Run(request));
+      ASSERT_EQ(records.size(), 4u * 5u);
+      size_t compared = 0, same = 0;
+      for (size_t i = 0; i < request.chains.size(); ++i) {
+        Replay replay(*model_, SmallOptions(), request.chains[i]);
+        for (size_t hop = 0; hop < 5; ++hop) {
+          const HopRecord& record = records[i * 5 + hop];
+          ASSERT_EQ(record.chain, request.chains[i].id);
+          ASSERT_EQ(record.hop, hop);
+          replay.Check(record, kNear);
+          EXPECT_EQ(record.card_bytes > 0, cards && hop < 4);
+        }
+        compared += replay.compared();
+        same += replay.same();
+      }
+      EXPECT_GT(compared, 100u);
+      // One at a time the calls are the same, so that only attention over cards is rounded differently.
+      if (parallel == 1 && !cards) {
+        EXPECT_EQ(same, compared);
+      }
+      EXPECT_GE(same * 100, compared * 97);
+    }
+  }
+}
+
+TEST_F(HopRunnerTest, OnARealModelToo) {
+  if (!real_model_) GTEST_SKIP() << real_model_.status().message();
+  model_ = Take(Model::Load(*real_model_, {}));
+  HopRequest request = Request(2, 5);
+  for (HopChain& chain : request.chains) {
+    chain.tokens.clear();
+    chain.messages = {{"user", "A mill has three wheels, and each has " + std::to_string(chain.turns[0].size()) +
+                                   " blades. How many blades are there?"}};
+    chain.turns = {"Are you sure?", "And with one wheel less?", "What is a mill for?", "Say it in one word."};
+  }
+  request.packs[0].code_bits = 16;
+  request.generate.predict = 16;
+  request.parallel = 2;
+  const std::vector<HopRecord> records = Take(Run(request));
+  for (size_t i = 0; i < request.chains.size(); ++i) {
+    Replay replay(*model_, request.session, request.chains[i], /*anew=*/false);
+    for (size_t hop = 0; hop < 5; ++hop) replay.Check(records[i * 5 + hop], 0.15f);
+    EXPECT_GT(replay.compared(), 40u);
+    EXPECT_GE(replay.same() * 100, replay.compared() * 95);
+  }
+}
+
+TEST_F(HopRunnerTest, ARunThatGoesOnGivesWhatItWouldHaveGivenAtOnce) {
+  HopRequest request = Request(7, 3);
+  request.parallel = 2;
+  request.generate.sampling.temp = 0.7f;
+  request.generate.sampling.seed = 5;
+  request.packs[0].code_bits = 4;
+  request.results = Path("whole.jsonl");
+  const std::vector<HopRecord> whole = Take(Run(request));
+  request.results = Path("parts.jsonl");
+  const std::unique_ptr<Session> session = Take(MakeHopSession(*model_, request));
+  request.on_hop = [&](size_t chains, size_t hop) {
+    if (chains == 4 && hop == 1) session->Cancel();
+  };
+  EXPECT_EQ(RunHops(session.get(), request).status().code(), StatusCode::kCancelled);
+  EXPECT_EQ(Lines("parts.jsonl").size(), 1u + 4 * 3);
+  // Stopped while it was writing a group, in the middle of a line.
+  const std::string third = Text("whole.jsonl");
+  const size_t at = Text("parts.jsonl").size();
+  WriteText("parts.jsonl", Text("parts.jsonl") + HopLine(whole[12]) + "\n" + third.substr(at, 20));
+  std::vector<size_t> groups;
+  request.on_hop = [&](size_t chains, size_t hop) {
+    if (hop == 0) groups.push_back(chains);
+  };
+  const std::vector<HopRecord> rest = Take(Run(request));
+  EXPECT_EQ(groups, (std::vector<size_t>{4, 6}));
+  EXPECT_EQ(Lines("parts.jsonl"), Lines("whole.jsonl"));
+  EXPECT_EQ(Timeless(rest).size(), whole.size());
+  for (size_t i = 0; i < whole.size(); ++i) EXPECT_EQ(HopLine(Timeless(rest)[i]), HopLine(Timeless(whole)[i]));
+  // Another time there is nothing left to do, and nothing changes.
+  groups.clear();
+  const std::string before = Text("parts.jsonl");
+  EXPECT_EQ(Take(Run(request)).size(), whole.size());
+  EXPECT_TRUE(groups.empty());
+  EXPECT_EQ(Text("parts.jsonl"), before);
+}
+
+TEST_F(HopRunnerTest, ResultsOfSomethingElseAreRefusedAndStay) {
+  HopRequest request = Request(3, 2);
+  request.results = Path("r.jsonl");
+  Take(Run(request));
+  const std::string whole = Text("r.jsonl");
+  const auto expect_refused = [&](const HopRequest& changed, StatusCode code, const std::string& part) {
+    const std::string before = Text("r.jsonl");
+    const Status status = Run(changed).status();
+    EXPECT_EQ(status.code(), code) << status.message();
+    EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find("remove it"), std::string::npos) << status.message();
+    EXPECT_EQ(Text("r.jsonl"), before);
+  };
+  HopRequest other = request;
+  other.chains[1].turns[0] += "!";
+  expect_refused(other, StatusCode::kInvalidArgument, "\"input\" differs");
+  other = request;
+  other.packs[0].code_bits = 5;
+  expect_refused(other, StatusCode::kInvalidArgument, "\"packs\" differs");
+  other = request;
+  other.cards = false;
+  expect_refused(other, StatusCode::kInvalidArgument, "differs");
+  WriteText("r.jsonl", "some notes of mine");
+  expect_refused(request, StatusCode::kInvalidArgument, "no file of hop results");
+  WriteText("r.jsonl", "{\"other\": 1}\n");
+  expect_refused(request, StatusCode::kInvalidArgument, "no file of hop results");
+  // A damaged line in the middle, a line twice, a line too many.
+  const size_t second = whole.find('\n') + 1, third = whole.find('\n', second) + 1;
+  WriteText("r.jsonl", whole.substr(0, second + 10) + "#" + whole.substr(second + 11));
+  expect_refused(request, StatusCode::kCorrupt, "line 2 is");
+  WriteText("r.jsonl", whole.substr(0, third) + whole.substr(second));
+  expect_refused(request, StatusCode::kCorrupt, "line 3 is not the one that comes next");
+  WriteText("r.jsonl", whole + whole.substr(second, third - second));
+  expect_refused(request, StatusCode::kCorrupt, "line 8 is not the one that comes next");
+  // Stopped while writing the first line.
+  WriteText("r.jsonl", whole.substr(0, 30));
+  Take(Run(request));
+  WriteText("again.jsonl", whole);
+  EXPECT_EQ(Lines("r.jsonl"), Lines("again.jsonl"));
+}
+
+TEST_F(HopRunnerTest, ChainsThatEndEarlyAreRecordedAndTheOthersGoOn) {
+  HopRequest request = Request(3, 4);
+  request.parallel = 3;
+  const std::vector<HopRecord> usual = Take(Run(request));
+  // One fills its context with its first prompt, to the token; another has no room for its second turn.
+  request.chains[1].tokens = SomeTokens(400);
+  request.chains[2].turns[1] = std::string(400, 'x');
+  for (const bool cards : {true, false}) {
+    request.cards = cards;
+    const std::vector<HopRecord> records = Take(Run(request));
+    EXPECT_EQ(records[4].read_tokens, 400u);
+    EXPECT_EQ(records[4].stop, "context");
+    EXPECT_TRUE(records[4].tokens.empty());
+    EXPECT_EQ(records[4].card_bytes > 0, cards);
+    for (const size_t i : {5, 6, 7, 10, 11}) {
+      EXPECT_EQ(records[i].read_tokens, 0u) << i;
+      EXPECT_EQ(records[i].stop, "context");
+      EXPECT_EQ(records[i].card_bytes, 0u);
+    }
+    EXPECT_GT(records[9].read_tokens, 0u);
+    for (const size_t i : {0, 1, 2, 3}) EXPECT_GT(records[i].tokens.size() + 1, 1u) << i;
+    EXPECT_EQ(records[0].tokens, usual[0].tokens);
+  }
+  // An answer that the context cuts.
+  request = Request(1, 2);
+  request.context = static_cast<uint32_t>(usual[0].read_tokens) + 5;
+  const std::vector<HopRecord> cut = Take(Run(request));
+  EXPECT_EQ(cut[0].tokens.size(), 5u);
+  EXPECT_EQ(cut[0].stop, "context");
+  EXPECT_EQ(cut[1].read_tokens, 0u);
+}
+
+TEST_F(HopRunnerTest, AnswersThatAreNoneAreHandedOnAllTheSame) {
+  HopRequest request = Request(2, 3);
+  request.parallel = 2;
+  request.generate.predict = 0;
+  for (const HopRecord& record : Take(Run(request))) {
+    EXPECT_EQ(record.stop, "length");
+    EXPECT_TRUE(record.tokens.empty());
+    EXPECT_EQ(record.card_bytes > 0, record.hop < 2);
+    EXPECT_GT(record.read_tokens, 0u);
+  }
+  // Stopped by the first text.
+  request.generate.predict = 12;
+  const std::string text = Take(Run(request))[0].text;
+  ASSERT_FALSE(text.empty());
+  request.generate.stop = {text.substr(0, 1)};
+  const std::vector<HopRecord> stopped = Take(Run(request));
+  EXPECT_EQ(stopped[0].stop, "stop");
+  EXPECT_TRUE(stopped[0].text.empty());
+  EXPECT_FALSE(stopped[0].tokens.empty());
+  EXPECT_EQ(stopped[1].taken_tokens, stopped[0].read_tokens + stopped[0].tokens.size());
+}
+
+TEST_F(HopRunnerTest, CardsAreKeptAndPackedByEachHopsOptions) {
+  HopRequest request = Request(2, 4);
+  request.parallel = 2;
+  request.packs.resize(3);
+  request.packs[0].code_bits = 8;
+  request.packs[1].policy = Policy::kLocal;
+  request.packs[1].code_bits = 5;
+  request.packs[2].policy = Policy::kTopology;
+  request.packs[2].code_bits = 5;
+  request.generate.predict = 60;
+  const std::vector<HopRecord> dropped = Take(Run(request));
+  request.card_folder = Path("cards");
+  const std::vector<HopRecord> kept = Take(Run(request));
+  for (size_t i = 0; i < kept.size(); ++i) {
+    EXPECT_EQ(HopLine(Timeless(kept)[i]), HopLine(Timeless(dropped)[i]));
+    const HopRecord& record = kept[i];
+    if (record.hop == 3) continue;
+    const Card card = Take(Card::Open(Path("cards/" + record.chain + "." + std::to_string(record.hop) + ".card")));
+    EXPECT_EQ(card.file_bytes(), record.card_bytes);
+    EXPECT_EQ(card.first_token(), record.taken_tokens);
+    EXPECT_EQ(card.hop(), record.hop);
+    EXPECT_EQ(card.info().policy.find("uniform") == std::string::npos, record.hop > 0) << card.info().policy;
+    const std::vector<Segment>& segments = card.info().segments;
+    EXPECT_EQ(segments.back().role, "generated");
+    EXPECT_EQ(segments.front().readers.size(), 3 - record.hop);
+  }
+  EXPECT_EQ(Take(OpenWithParents({Path("cards/chain-1.2.card")})).size(), 3u);
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(Path("cards")), {}), 6);
+}
+
+TEST_F(HopRunnerTest, RefusesRequestsThatCannotRun) {
+  const auto expect_invalid = [&](const std::function<void(HopRequest*)>& change, const std::string& part) {
+    HopRequest request = Request(2, 3);
+    const std::unique_ptr<Session> session = Take(MakeHopSession(*model_, request));
+    change(&request);
+    const Status status = RunHops(session.get(), request).status();
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
+  };
+  expect_invalid([](HopRequest* r) { r->hops = 0; }, "at least one hop");
+  expect_invalid([](HopRequest* r) { r->hops = 4; }, "chain-0 has 2 turns");
+  expect_invalid([](HopRequest* r) { r->parallel = 2; }, "the session has 1 sequences");
+  expect_invalid([](HopRequest* r) { r->context = 401; }, "do not fit");
+  expect_invalid([](HopRequest* r) { r->chains[1].id = "chain-0"; }, "two chains");
+  expect_invalid([](HopRequest* r) { r->chains[1].id = "../x"; }, "letters");
+  expect_invalid([](HopRequest* r) { r->chains[0].tokens = {1}; }, "messages or tokens");
+  expect_invalid([](HopRequest* r) { r->packs.resize(3); }, "3 pack options");
+  expect_invalid([](HopRequest* r) { r->packs[0].code_bits = 1; }, "2 to 16");
+  expect_invalid([](HopRequest* r) { r->generate.sampling.temp = 1; }, "random seed");
+}
+
+}  // namespace
+}  // namespace qkvshare
