@@ -158,8 +158,10 @@ Command AddEval(CLI::App* app) {
       ->capture_default_str();
   handoff->add_flag("--json", flags->json, "Report as JSON");
   const Command speed = AddEvalSpeed(app);
-  return [flags, handoff, speed] {
-    if (!handoff->parsed()) return speed();
+  const Command join = AddEvalJoin(app);
+  return [app, flags, speed, join] {
+    if (app->got_subcommand("speed")) return speed();
+    if (app->got_subcommand("join")) return join();
     const Status status = RunHandoff(*flags);
     return status.ok() ? static_cast<int>(kSuccess) : ReportError(status);
   };

@@ -6,5 +6,6 @@
 namespace qkvshare::cli {
 
 Command AddEvalSpeed(CLI::App* eval);
+Command AddEvalJoin(CLI::App* eval);
 
 }  // namespace qkvshare::cli

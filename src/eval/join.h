@@ -1,0 +1,57 @@
+// What it costs that documents were prefilled each for itself and then joined as cards, one after the other, instead of
+// prefilled together: next-token distributions of a question about them, and of its answer.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "eval/fidelity.h"
+#include "qkvshare/status.h"
+#include "runtime/inject.h"
+#include "runtime/session.h"
+
+namespace qkvshare {
+
+struct JoinRequest {
+  std::vector<std::vector<int32_t>> documents;  // tokens of each, as its own card has them
+  std::vector<int32_t> question;                // what follows the last one
+  double code_bits = 4;                         // of the cards
+  size_t predict = 48;                          // tokens of the answer at most
+  InjectMode inject = InjectMode::kAuto;        // kFused, kRestore: this way alone; kAuto: both that there are
+  // Called before each step with its name. May be empty.
+  std::function<void(const std::string&)> on_step;
+};
+
+// One way to get the documents into a context, against one prefill of the same tokens.
+struct JoinWay {
+  std::string name;
+  Fidelity question;  // predictions of its tokens but the first
+  Fidelity answer;    // predictions of the tokens that the joint prefill's greedy answer has (teacher forcing)
+  std::string text;   // this way's own greedy answer; empty for the noise floor
+};
+
+struct JoinReport {
+  std::string answer;               // of the joint prefill
+  std::vector<size_t> card_tokens;  // of each document
+  std::vector<size_t> card_bytes;   // at code_bits
+  size_t question_tokens = 0, answer_tokens = 0;
+  // In this order, those with "fused" where cards can be attached:
+  // "noise floor": the joint prefill against itself, question and answer in pieces of 16.
+  // "one card, WAY": the joint prefill packed as one card: what the codec costs.
+  // "joined exact, WAY": cards of 16 bits: what prefilling each for itself costs.
+  // "joined, WAY": both.
+  // "nothing": the question without the documents.
+  std::vector<JoinWay> ways;
+  // "joined, fused" against "joined, restore": what the two ways differ by. No tokens where there are not both.
+  JoinWay between;
+};
+
+// kInvalidArgument: no document, an empty one, no question; kOutOfRange where they do not fit the session, kUnsupported
+// where cards cannot be attached (kFused) or moved; else as Prefill, PackSession and InjectCards. The session's
+// sequence 0 is used and left with something.
+Result<JoinReport> MeasureJoin(Session* session, const JoinRequest& request);
+
+}  // namespace qkvshare
