@@ -32,7 +32,7 @@ void RequireContext(const std::vector<ContextCard>& context) {
   const auto first = static_cast<uint32_t>(sum);
   const auto position = static_cast<int32_t>(first);
   Require(CheckContextCards(context, context.back().card, first, position).ok() == fits);
-  Require(!CheckContextCards(context, context.back().card, first + 1, position + 1).ok());
+  Require(!CheckContextCards(context, context.back().card, first + 1, static_cast<int32_t>(first + 1)).ok());
   Require(!CheckContextCards(context, context.back().card, first, position ^ 1).ok());
 }
 
