@@ -119,6 +119,9 @@ TEST_F(PackCardTest, RefusesContextsThatDoNotHoldTogether) {
   refused("anchor 0 is out of", [](CardContent* c) { c->anchors[0].weight = 1.5f; });
   refused("RoPE of -1", [](CardContent* c) { c->identity.first_rope.dims = -1; });
   refused("mode 65536", [](CardContent* c) { c->identity.first_rope.mode = 65536; });
+  content_ = card_test::RichContent(20);
+  content_.info.context = {{content_.parent, 100}};  // but it lies at 10
+  Refused(StatusCode::kCorrupt, "the context ends at 100, but the card starts at 10");
   // Without profiles there is no profile to have an id.
   profiles_.clear();
   content_ = card_test::RichContent(20);

@@ -60,7 +60,7 @@ Status CheckFollows(const Card& delta, std::span<const CardPart> before) {
   return {};
 }
 
-// Whether each card of the list lies where the one before ends.
+// Whether a card of the list lies elsewhere than where the one before ends, or the first not at 0.
 bool HasGaps(std::span<const CardPart> parts) {
   uint32_t end = 0;
   for (const CardPart& part : parts) {
