@@ -116,8 +116,12 @@ class InjectTest(CliTest):
         tokens = sum(self.report("info", path(card))["tokens"] for card in ("doc4.card", "other.card"))
         self.assertEqual(run["mode"], "fused")
         self.assertGreaterEqual(run["cached_tokens"], tokens - 2)
-        self.fail_with(REFUSED, "run", "--card", path("doc4.card"), "--card", path("other.card"), "-p", QUESTION, "-n", "2",
-                       "-o", path("no.card"), says="name one parent")
+        # What follows names them both.
+        self.succeed("run", "--card", path("doc4.card"), "--card", path("other.card"), "-p", QUESTION, "-n", "2", "--temp",
+                     "0", "-o", path("both.card"))
+        self.assertEqual(len(self.report("info", path("both.card"))["context"]), 2)
+        found = self.report("run", "--card", path("both.card"), "-p", " Why?", "-n", "2")
+        self.assertEqual(found["cards"], [path(card) for card in ("doc4.card", "other.card", "both.card")])
 
 
 if __name__ == "__main__":
