@@ -151,7 +151,6 @@ TEST_F(ContextTest, APartOfACardIsThatPart) {
   // Alone it starts a context, moved to 0, and can be continued there.
   const SharedCard delta = CardOf({part}, suffix_, 4);
   EXPECT_EQ(delta->info().context, (std::vector<ContextCard>{{part->content_id(), 81}}));
-  EXPECT_EQ(delta->key_profiles(), root->key_profiles());
   EXPECT_EQ(Take(PlaceCards(std::vector<SharedCard>{part, delta}))[0].shift(), -37);
 }
 

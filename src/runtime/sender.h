@@ -17,8 +17,8 @@
 
 namespace qkvshare {
 
-// A profile that was measured on fewer tokens than this counts for its own card only.
-inline constexpr size_t kProfileTokens = 64;
+// A profile that was measured on fewer tokens than this counts for its own card only: docs/agents.md, "Delta cards".
+inline constexpr size_t kProfileTokens = 128;
 
 struct PackOptions {
   Policy policy = Policy::kUniform;
