@@ -237,6 +237,7 @@ class TurnRunner {
     options.max_bytes = job_.agent.budget.max_bytes;
     options.sender = job_.agent.name;
     options.segments = Segments();
+    options.all_readers = true;
     const std::span<const int32_t> own = std::span(session_->tokens()).subspan(record_.taken_tokens);
     const AttentionWindow window = session_->window();
     if (!job_.anchors_folder.empty()) {

@@ -112,6 +112,8 @@ TEST(SegmentPriorFeature, SumsReadersByDistanceAndGivesTheMeanToTheOthers) {
   const double mean = (1 + 2 * 0.75) / 3;
   EXPECT_EQ(prior, (std::vector<double>{1, 0.75, 0.75, mean, mean, mean}));
   EXPECT_TRUE(SegmentPriorFeature({{0, 3, {}}}, 3).empty());
+  EXPECT_TRUE(SegmentPriorFeature({{0, 3, {}, true}}, 3).empty());
+  EXPECT_EQ(SegmentPriorFeature({{0, 1, {1}}, {1, 1, {}, true}}, 3), (std::vector<double>{1, 0, 0.5}));
   EXPECT_TRUE(SegmentPriorFeature({}, 3).empty());
   EXPECT_EQ(SegmentPriorFeature({{2, 100, {1}}}, 3), (std::vector<double>{1, 1, 1}));
 }

@@ -17,7 +17,7 @@ std::vector<double> SegmentPriorFeature(const std::vector<SegmentPrior>& segment
   double sum = 0;
   size_t known = 0;
   for (const SegmentPrior& segment : segments) {
-    if (segment.distances.empty()) continue;
+    if (segment.distances.empty() && !segment.unread) continue;
     double value = 0;
     for (const uint32_t distance : segment.distances) value += std::pow(kDecay, static_cast<double>(distance) - 1);
     for (size_t t = segment.first_token; t < std::min(segment.first_token + segment.tokens, tokens); ++t, ++known) {
@@ -25,7 +25,7 @@ std::vector<double> SegmentPriorFeature(const std::vector<SegmentPrior>& segment
       sum += value;
     }
   }
-  if (known == 0) return {};
+  if (sum == 0) return {};
   std::replace_if(prior.begin(), prior.end(), [](double x) { return x < 0; }, sum / static_cast<double>(known));
   return prior;
 }

@@ -14,7 +14,8 @@ namespace qkvshare {
 struct SegmentPrior {
   size_t first_token = 0;
   size_t tokens = 0;
-  std::vector<uint32_t> distances{};  // of each of its readers, hops from the sender; empty: not known
+  std::vector<uint32_t> distances{};  // of each of its readers, hops from the sender
+  bool unread = false;                // nobody will use it; else, without distances, it is not known who will
 };
 
 struct Transferability {
@@ -26,7 +27,8 @@ struct Transferability {
 };
 
 // Feature `prior` (the paper's role prior of a segment). A token's value is the sum over the readers of its segment of
-// 0.5^(distance - 1); segments without a known reader get the mean of the others. Empty where no reader is known.
+// 0.5^(distance - 1), and 0 where nobody reads it; segments of which it is not known get the mean of the others. Empty
+// where no reader is known.
 std::vector<double> SegmentPriorFeature(const std::vector<SegmentPrior>& segments, size_t tokens);
 
 // Feature `anchors` (the paper's overlap with the anchors of earlier receivers): the anchors' weights, smoothed over

@@ -151,6 +151,7 @@ Transferability TransferabilityOf(const CardContent& content, const PackOptions&
   for (const Segment& segment : content.info.segments) {
     SegmentPrior& prior = transfer.segments.emplace_back(SegmentPrior{segment.first_token, segment.tokens});
     for (const SegmentReader& reader : segment.readers) prior.distances.push_back(reader.distance);
+    prior.unread = options.all_readers && segment.readers.empty();
   }
   for (const Anchor& anchor : options.anchors) {
     if (anchor.token >= content.first_token)

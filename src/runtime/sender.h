@@ -38,6 +38,7 @@ struct PackOptions {
   std::string sender;  // agent name
   uint32_t hop = 0;
   std::vector<Segment> segments;  // empty: one segment of role "prompt"
+  bool all_readers = false;       // the segments name all readers: one without any is read by nobody
   // What the policy may look at besides the session: how the model predicted each token (PredictionMeter), anchors of
   // earlier receivers of this context (those of attached cards' tokens are passed over), and queries of receivers.
   std::vector<TokenPrediction> predictions;
