@@ -15,12 +15,16 @@ using SharedCard = std::shared_ptr<const Card>;
 
 SharedCard Share(Card card) { return std::make_shared<const Card>(std::move(card)); }
 
-// Of the weights of all queries, heads and layers, what each token gets: the formula, on rows of a whole context.
-std::vector<double> Shares(const KvView& kv, const AttentionWindow& window) {
+// Of the weights of all queries, heads and layers (of those with one window every layer_step-th, the last included),
+// what each token gets: the formula, on rows of a whole context.
+std::vector<double> Shares(const KvView& kv, const AttentionWindow& window, size_t layer_step = kAnchorLayerStep) {
   std::vector<double> shares(kv.tokens, 0.0);
   double rows = 0;
   for (size_t layer = 0; layer < kv.layers.size(); ++layer) {
     const LayerQueries& queries = window.layers[layer];
+    const auto is_alike = [&](const LayerQueries& other) { return other.window == queries.window; };
+    const std::span later = std::span(window.layers).subspan(layer + 1);
+    if (static_cast<size_t>(std::ranges::count_if(later, is_alike)) % layer_step != 0) continue;
     const size_t group = queries.heads / kv.layers[layer].shape.kv_heads;
     for (size_t i = 0; i < window.queries() * queries.heads; ++i) {
       const HeadRows keys = kv.head(layer, Side::kKeys, i % queries.heads / group);
@@ -46,7 +50,7 @@ std::vector<double> Shares(const KvView& kv, const AttentionWindow& window) {
 
 // Relative. Queries of a receiver that attends to cards differ from llama.cpp's own by some thousandths where the card
 // is exact, and more where it is packed, since attention rounds queries then; so do scores.
-constexpr double kTolerance = 0.02, kPackedTolerance = 0.1;
+constexpr double kTolerance = 0.04, kPackedTolerance = 0.1;
 
 // That these are the tokens with the largest shares, whichever of nearly equal ones, and their shares.
 void ExpectAnchors(std::span<const Anchor> anchors, const std::vector<double>& shares, double tolerance = kTolerance) {
@@ -91,13 +95,14 @@ class AnchorsTest : public FusedFixture {
     return card;
   }
   // Of what llama.cpp itself has after prefilling all of this, the last piece watched.
-  std::vector<double> SharesOf(const std::vector<std::vector<int32_t>>& pieces) const {
+  std::vector<double> SharesOf(const std::vector<std::vector<int32_t>>& pieces,
+                               size_t layer_step = kAnchorLayerStep) const {
     const auto session = MakeSession(*model_);
     for (size_t i = 0; i < pieces.size(); ++i) {
       const Status status = session->Prefill(pieces[i], i + 1 < pieces.size() ? PrefillOptions() : Watched());
       EXPECT_TRUE(status.ok()) << status.message();
     }
-    return Shares(Take(session->TakeKv()).view(), session->window());
+    return Shares(Take(session->TakeKv()).view(), session->window(), layer_step);
   }
 };
 
@@ -107,6 +112,7 @@ TEST_F(AnchorsTest, OfADeltaCardAreOfTheWholeContext) {
     TinyModelSpec spec;
     spec.architecture = architecture;
     spec.sliding_window = spec.architecture == "llama" ? 0 : 40;
+    spec.layers = spec.architecture == "llama" ? 6 : 4;
     Use(spec);
     const SharedCard root = Pack(*sender_);
     EXPECT_TRUE(root->anchors().empty());  // no window, no anchors
@@ -116,9 +122,8 @@ TEST_F(AnchorsTest, OfADeltaCardAreOfTheWholeContext) {
     ExpectAnchors(delta->anchors(), SharesOf({prefix_, suffix_}));
     EXPECT_LT(delta->anchors().front().token, root->tokens());
     EXPECT_GE(delta->anchors().back().token, root->tokens());
-    // Whatever the policy.
-    const SharedCard local = Pack(*middle, Policy::kLocal, 4);
-    EXPECT_TRUE(std::ranges::equal(local->anchors(), delta->anchors()));
+    // Policies that look at attention do so in all layers.
+    ExpectAnchors(Pack(*middle, Policy::kLocal, 4)->anchors(), SharesOf({prefix_, suffix_}, 1));
 
     // The next hop, with a cut at the seam.
     chain.push_back({delta, delta->first_token(), 17});
@@ -156,7 +161,7 @@ TEST_F(AnchorsTest, RowsOfAMovedCardAreTurned) {
     EXPECT_EQ(earlier.tokens, 175u);
     const KvState own = Take(attached->TakeKv());
     const AttentionStats stats = Take(MeasureAttention(own.view(), attached->window(), 2, &earlier));
-    ExpectAnchors(MakeAnchors(stats), Shares(Take(restored->TakeKv()).view(), restored->window()));
+    ExpectAnchors(MakeAnchors(stats), Shares(Take(restored->TakeKv()).view(), restored->window(), 1));
 
     // A list with a gap would give rows of other tokens: it is refused.
     const std::vector<CardPart> gap = {{first, 0, 130}, {second, 131, 45}}, late = {{second, 3, 45}};

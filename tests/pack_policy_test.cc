@@ -1,10 +1,15 @@
 // Cards of every policy and feature, from sessions on tiny models.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
+#include "agents/schedule.h"
+#include "agents/topology_file.h"
 #include "policy/allocator.h"
+#include "runtime/probe_queries.h"
 #include "tests/session_fixture.h"
 
 namespace qkvshare {
@@ -98,20 +103,41 @@ TEST_F(PackPolicyTest, EveryFeatureCountsAndIsInTheCard) {
   }
 }
 
-TEST_F(PackPolicyTest, AnchorsReadersAndAProbeChangeThePlan) {
+// Whatever is known of the receivers counts: another anchor, instruction, reader or edge gives another plan, and the
+// same ones the same.
+TEST_F(PackPolicyTest, AnchorsInstructionsReadersAndEdgesChangeThePlan) {
   PackOptions options = options_;
   options.policy = Policy::kTopology;
-  const Card before = Pack(options);
+  std::vector<std::vector<uint8_t>> seen;
+  const auto expect_new = [&](const std::string& what) {
+    const std::vector<uint8_t> levels = Pack(options).plan().level_of_token;
+    EXPECT_EQ(std::ranges::count(seen, levels), 0) << what;
+    EXPECT_EQ(Pack(options).plan().level_of_token, levels) << what;
+    seen.push_back(levels);
+  };
+  expect_new("what there is");
   options.anchors[0].token = 140;
-  EXPECT_NE(Pack(options).plan().level_of_token, before.plan().level_of_token);
-  options = options_;
-  options.policy = Policy::kTopology;
+  expect_new("another anchor");
+  options.anchors[0].weight = 0.02f;
+  expect_new("of another weight");
   options.segments[0].readers[0].distance = 5;
-  EXPECT_NE(Pack(options).plan().level_of_token, before.plan().level_of_token);
-  options.probe = session_->window();
-  for (uint32_t& last : options.probe.last_visible) last = 150;
-  const Card probed = Pack(options);
-  EXPECT_EQ(probed.info().features.back(), "probe");
+  expect_new("a reader farther away");
+  options.segments[0].readers[0].distance = 1;
+  options.segments[1].readers.push_back({"D", 3});
+  expect_new("one more reader");
+  for (const char* edges : {"{from: A, to: B}, {from: A, to: C}", "{from: A, to: B}, {from: B, to: C}"}) {
+    const Topology topology = Take(ParseTopology(
+        fmt::format("{{agents: {{A: {{prompt: p}}, B: {{prompt: p}}, C: {{prompt: p}}}}, edges: [{}]}}", edges), "t"));
+    options.segments[1].readers = ReadersOf(topology, Take(MakeSchedule(topology)), 0);
+    ASSERT_EQ(options.segments[1].readers.size(), 2u);
+    expect_new(edges);
+  }
+  for (const int32_t first : {7, 70}) {
+    const std::vector<std::vector<int32_t>> instructions = {SomeTokens(30, first)};
+    options.probe = Take(ProbeWindow(session_.get(), instructions));
+    expect_new("an instruction");
+    EXPECT_EQ(Pack(options).info().features.back(), "probe");
+  }
 }
 
 TEST_F(PackPolicyTest, WritesItsOwnAnchors) {
@@ -154,7 +180,7 @@ TEST_F(PackPolicyTest, ADeltaCardIsPlannedByAttentionOverTheWholeContext) {
   request.limits.budget_bytes = BudgetForBits(4, kv.tokens, request.limits.fixed, ShapesOf(kv));
   const KeyProfiles profiles = delta.key_profiles();
   const PlanInput alone = {kv, profiles, middle->window(), delta.token_ids(), {}, none};
-  const BitPlan plan = Take(MakePlan(Take(ScoreTokens(alone, request)), ShapesOf(kv), request));
+  const BitPlan plan = Take(MakePlan(Take(MeasurePlanCosts(alone, request)), ShapesOf(kv), request));
   EXPECT_EQ(plan.levels, delta.plan().levels);
   EXPECT_NE(plan.level_of_token, delta.plan().level_of_token);
 }

@@ -47,17 +47,17 @@ void Rearrange(const TokenCosts& costs, const PlanRequest& request, BitPlan* pla
   for (size_t i = 0; i < from.size(); ++i) plan->level_of_token[to[i]] = before[from[i]];
 }
 
-Result<ScoredTokens> UniformCosts(const PlanInput& input, const PlanRequest& request) {
-  ScoredTokens scored;
-  scored.costs = EqualTokenCosts(input.kv.tokens);
-  if (input.window.empty()) return scored;
+Result<PlanCosts> UniformCosts(const PlanInput& input, const PlanRequest& request) {
+  PlanCosts equal;
+  equal.costs = EqualTokenCosts(input.kv.tokens);
+  if (input.window.empty()) return equal;
   QKV_ASSIGN_OR_RETURN(const AttentionStats stats,
-                       MeasureAttention(input.kv, input.window, request.threads, input.earlier));
-  scored.anchors = MakeAnchors(stats);
-  return scored;
+                       MeasureAttention(input.kv, input.window, request.threads, input.earlier, kAnchorLayerStep));
+  equal.anchors = MakeAnchors(stats);
+  return equal;
 }
 
-Result<ScoredTokens> MeasureScoredCosts(const PlanInput& input, const PlanRequest& request) {
+Result<PlanCosts> MeasureScoredCosts(const PlanInput& input, const PlanRequest& request) {
   if (input.token_ids.size() != input.kv.tokens) {
     return Status(StatusCode::kInvalidArgument, "plan: not one token id a row of the cache");
   }
@@ -81,7 +81,7 @@ Result<ScoredTokens> MeasureScoredCosts(const PlanInput& input, const PlanReques
     measured.costs = MixTokenCosts(measured.costs, probe.costs, request.alpha);
   }
   ScaleTokenCosts(score.multiplier, &measured.costs);
-  return ScoredTokens{std::move(measured.costs), score.used.Names(), MakeAnchors(measured.attention)};
+  return PlanCosts{std::move(measured.costs), score.used.Names(), MakeAnchors(measured.attention)};
 }
 
 }  // namespace
@@ -116,14 +116,14 @@ Status CheckPlanRequest(const PlanRequest& request) {
   return {};
 }
 
-Result<ScoredTokens> ScoreTokens(const PlanInput& input, const PlanRequest& request) {
+Result<PlanCosts> MeasurePlanCosts(const PlanInput& input, const PlanRequest& request) {
   QKV_RETURN_IF_ERROR(CheckPlanRequest(request));
   return request.policy == Policy::kUniform ? UniformCosts(input, request) : MeasureScoredCosts(input, request);
 }
 
-Result<BitPlan> MakePlan(const ScoredTokens& scored, std::span<const LayerShape> shapes, const PlanRequest& request) {
-  QKV_ASSIGN_OR_RETURN(BitPlan plan, Allocate(scored.costs, shapes, request.limits, request.Description()));
-  if (request.policy != request.measured()) Rearrange(scored.costs, request, &plan);
+Result<BitPlan> MakePlan(const PlanCosts& measured, std::span<const LayerShape> shapes, const PlanRequest& request) {
+  QKV_ASSIGN_OR_RETURN(BitPlan plan, Allocate(measured.costs, shapes, request.limits, request.Description()));
+  if (request.policy != request.measured()) Rearrange(measured.costs, request, &plan);
   return plan;
 }
 

@@ -65,17 +65,17 @@ struct PlanInput {
   const EarlierRows* earlier = nullptr;  // that the queries see too, before those of kv
 };
 
-struct ScoredTokens {
+struct PlanCosts {
   TokenCosts costs;
   std::vector<std::string> features;  // what they go by
-  std::vector<Anchor> anchors;        // of the window, over the whole context; none without
+  std::vector<Anchor> anchors;        // of the window, over the whole context; none without; uniform: of some layers
 };
 
 // Needs no budget. kInvalidArgument as CheckPlanRequest, for an empty window (but uniform) and for a feature that
 // cannot be had; errors of EarlierRows::fill.
-Result<ScoredTokens> ScoreTokens(const PlanInput& input, const PlanRequest& request);
+Result<PlanCosts> MeasurePlanCosts(const PlanInput& input, const PlanRequest& request);
 
 // Errors of the allocator as they are.
-Result<BitPlan> MakePlan(const ScoredTokens& scored, std::span<const LayerShape> shapes, const PlanRequest& request);
+Result<BitPlan> MakePlan(const PlanCosts& measured, std::span<const LayerShape> shapes, const PlanRequest& request);
 
 }  // namespace qkvshare

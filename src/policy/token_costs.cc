@@ -138,7 +138,12 @@ class WindowMeasurement {
         window_(window),
         options_(options),
         earlier_(options.earlier != nullptr ? options.earlier->tokens : 0) {
-    for (uint32_t layer = 0; layer < kv.layers.size(); ++layer) {
+    std::map<uint32_t, size_t> after;  // layers after this one, by their window
+    for (uint32_t layer = static_cast<uint32_t>(kv.layers.size()); layer-- > 0;) {
+      if (after[window.layers[layer].window]++ % options.layer_step == 0) layers_.push_back(layer);
+    }
+    std::reverse(layers_.begin(), layers_.end());
+    for (const uint32_t layer : layers_) {
       for (uint32_t head = 0; head < kv.layers[layer].shape.kv_heads; ++head) heads_.emplace_back(layer, head);
     }
   }
@@ -211,11 +216,12 @@ class WindowMeasurement {
 
   void CountQueries(AttentionStats* attention) const {
     std::vector<double> change(earlier_ + kv_.tokens + 1, 0.0);  // from one token to the next
-    for (const LayerQueries& layer : window_.layers) {
-      for (const TokenRange& visible : Visible(layer)) {
-        change[visible.first] += layer.heads;
-        change[visible.end] -= layer.heads;
-        attention->rows += visible.size() > 0 ? layer.heads : 0;
+    for (const uint32_t layer : layers_) {
+      const LayerQueries& queries = window_.layers[layer];
+      for (const TokenRange& visible : Visible(queries)) {
+        change[visible.first] += queries.heads;
+        change[visible.end] -= queries.heads;
+        attention->rows += visible.size() > 0 ? queries.heads : 0;
       }
     }
     attention->seen_by.resize(earlier_ + kv_.tokens);
@@ -227,6 +233,7 @@ class WindowMeasurement {
   const AttentionWindow& window_;
   const CostOptions& options_;
   const size_t earlier_;                              // tokens
+  std::vector<uint32_t> layers_;                      // that are measured
   std::vector<std::pair<uint32_t, uint32_t>> heads_;  // layer, KV head
 };
 
@@ -273,11 +280,12 @@ Result<MeasuredCosts> MeasureTokenCosts(const KvView& kv, const KeyProfiles& pro
 }
 
 Result<AttentionStats> MeasureAttention(const KvView& kv, const AttentionWindow& window, int threads,
-                                        const EarlierRows* earlier) {
+                                        const EarlierRows* earlier, size_t layer_step) {
   QKV_RETURN_IF_ERROR(CheckWindow(kv, window));
   CostOptions options;
   options.threads = threads;
   options.earlier = earlier;
+  options.layer_step = layer_step;
   const KeyProfiles none;
   QKV_ASSIGN_OR_RETURN(MeasuredCosts measured, WindowMeasurement(kv, none, window, options).Run(/*costs=*/false));
   return std::move(measured.attention);

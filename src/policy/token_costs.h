@@ -45,6 +45,7 @@ struct CostOptions {
   std::span<const LayerAdjustment> layers;  // one a layer, or empty
   const EarlierRows* earlier = nullptr;     // that queries see too, before those of kv; null: none
   size_t measured_rows = kMeasuredRows;
+  size_t layer_step = 1;  // measures every such one of the layers that have the same window, the last included
   int threads = 1;
 };
 
@@ -71,7 +72,7 @@ Result<MeasuredCosts> MeasureTokenCosts(const KvView& kv, const KeyProfiles& pro
 
 // Only the attention: one of the products, and no quantization.
 Result<AttentionStats> MeasureAttention(const KvView& kv, const AttentionWindow& window, int threads,
-                                        const EarlierRows* earlier = nullptr);
+                                        const EarlierRows* earlier = nullptr, size_t layer_step = 1);
 
 // The same cost for every token: what a policy without knowledge assumes.
 TokenCosts EqualTokenCosts(size_t tokens);

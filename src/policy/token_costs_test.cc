@@ -525,6 +525,32 @@ TEST(AttentionWindow, QueriesSeeNothingFromItsEndOn) {
   }
 }
 
+TEST(MeasureAttention, TakesEveryStepthLayerOfEachWindow) {
+  std::mt19937 random(17);
+  const std::vector<LayerShape> shapes(7, {1, 16, 16});
+  TestCache cache(40, shapes);
+  cache.Fill(&random);
+  AttentionWindow window = RandomWindow(&random, cache, 5, 2);
+  for (const size_t layer : {0, 2, 3, 5}) window.layers[layer].window = 10;
+  // Without a window: 1, 4, 6; with one: 0, 2, 3, 5.
+  for (const auto& [step, kept] : {std::pair{2u, std::vector<size_t>{1, 2, 5, 6}}, {3u, {0, 5, 6}}, {9u, {5, 6}}}) {
+    KvView some = cache.view();
+    AttentionWindow of;
+    of.last_visible = window.last_visible;
+    some.layers.clear();
+    for (const size_t layer : kept) {
+      some.layers.push_back(cache.view().layers[layer]);
+      of.layers.push_back(window.layers[layer]);
+    }
+    const Result<AttentionStats> ours = MeasureAttention(cache.view(), window, 2, nullptr, step);
+    const Result<AttentionStats> expected = MeasureAttention(some, of, 1);
+    ASSERT_TRUE(ours && expected);
+    EXPECT_EQ(ours->mass, expected->mass);
+    EXPECT_EQ(ours->seen_by, expected->seen_by);
+    EXPECT_EQ(ours->rows, expected->rows);
+  }
+}
+
 TEST(MixTokenCosts, ScalesBothToOneSum) {
   TokenCosts first = EqualTokenCosts(2), second = EqualTokenCosts(2);
   const std::vector<double> ten = {10, 10}, one_sided = {2, 0};

@@ -268,12 +268,12 @@ Result<PackedCard> PackTokens(const PackSource& source, const PackOptions& optio
   const Transferability transfer = TransferabilityOf(content, options);
   const PlanInput input{kv, profiles, window, content.token_ids, options.predictions, transfer, &earlier};
   times->plan_us = watch.LapUs();
-  QKV_ASSIGN_OR_RETURN(ScoredTokens scored, ScoreTokens(input, request));
+  QKV_ASSIGN_OR_RETURN(PlanCosts measured, MeasurePlanCosts(input, request));
   (uniform && !window.empty() ? times->anchors_us : times->plan_us) += watch.LapUs();
-  content.info.features = std::move(scored.features);
-  content.anchors = std::move(scored.anchors);
+  content.info.features = std::move(measured.features);
+  content.anchors = std::move(measured.anchors);
   QKV_ASSIGN_OR_RETURN(request.limits.budget_bytes, Budget(kv, content, options, request.limits));
-  QKV_ASSIGN_OR_RETURN(const BitPlan plan, MakePlan(scored, ShapesOf(kv), request));
+  QKV_ASSIGN_OR_RETURN(const BitPlan plan, MakePlan(measured, ShapesOf(kv), request));
   if (!uniform) QKV_RETURN_IF_ERROR(CheckChoice(plan, kv, options, request.limits));
   times->plan_us += watch.LapUs();
   QKV_ASSIGN_OR_RETURN(PackedCard card, PackCard(kv, plan, profiles, content, context.threads()));
