@@ -42,11 +42,14 @@ class EvalTest(CliTest):
         self.assertIn("joined exact, restore", names)
         by_piece = self.report(*common, "-f", path("report.txt"), "--pieces", "3")
         self.assertEqual(by_piece, by_file)
+        two = self.report(*common, *files, "-p", "Why?")
+        self.assertEqual(two["answers"][0], by_file["answers"][0])
+        self.assertEqual(len(two["ways"][1]["texts"]), 2)
         chat = self.report(*common, *files, "--chat", "--inject", "restore")
         self.assertGreater(chat["card_tokens"][0], by_file["card_tokens"][0])
         self.assertNotIn("joined, fused", [way["name"] for way in chat["ways"]])
         text = self.succeed(*common, *files)
-        for word in ("3 documents", "noise floor", "joined exact, fused", "joined: fused/restore", "Greedy answers"):
+        for word in ("3 documents", "noise floor", "joined exact, fused", "joined: fused/restore", "Q: " + QUESTION):
             self.assertIn(word, text)
         self.fail_with(2, *common, "-f", path("one.txt"), "--pieces", "3", says="not enough lines")
         self.fail_with(2, *common, *files, "--pieces", "3", says="give one -f")

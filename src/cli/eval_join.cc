@@ -28,7 +28,7 @@ struct JoinFlags {
   ModelFlags model;
   std::vector<std::string> files;
   size_t pieces = 1;
-  std::string question;
+  std::vector<std::string> questions;
   bool chat = false;
   JoinRequest request;
   bool json = false;
@@ -69,7 +69,8 @@ Result<std::vector<std::string>> ReadDocuments(const JoinFlags& flags) {
   return documents;
 }
 
-// The tokens of each document as `pack` (--chat: as a user's message) has them, and of the question as it follows them.
+// The tokens of each document as `pack` (--chat: as a user's message) has them, and of each question as it follows
+// them.
 Result<JoinRequest> RequestOf(const JoinFlags& flags, const Model& model, const std::vector<std::string>& documents) {
   JoinRequest request = flags.request;
   for (std::string text : documents) {
@@ -78,11 +79,12 @@ Result<JoinRequest> RequestOf(const JoinFlags& flags, const Model& model, const 
     }
     request.documents.push_back(model.Tokenize(text, /*add_special=*/true));
   }
-  std::string question = flags.question;
-  if (flags.chat) {
-    QKV_ASSIGN_OR_RETURN(question, NextUserTurn(model, question, ""));
+  for (std::string question : flags.questions) {
+    if (flags.chat) {
+      QKV_ASSIGN_OR_RETURN(question, NextUserTurn(model, question, ""));
+    }
+    request.questions.push_back(model.Tokenize(question, /*add_special=*/false));
   }
-  request.question = model.Tokenize(question, /*add_special=*/false);
   return request;
 }
 
@@ -93,9 +95,9 @@ nlohmann::ordered_json FidelityJson(const Fidelity& fidelity) {
 
 nlohmann::ordered_json WayJson(const JoinWay& way) {
   return {{"name", way.name},
-          {"question", FidelityJson(way.question)},
-          {"answer", FidelityJson(way.answer)},
-          {"text", way.text}};
+          {"questions", FidelityJson(way.questions)},
+          {"answers", FidelityJson(way.answers)},
+          {"texts", way.texts}};
 }
 
 nlohmann::ordered_json ReportJson(const JoinRequest& request, const JoinReport& report) {
@@ -104,9 +106,7 @@ nlohmann::ordered_json ReportJson(const JoinRequest& request, const JoinReport& 
   nlohmann::ordered_json json = {{"card_tokens", report.card_tokens},
                                  {"card_bytes", report.card_bytes},
                                  {"bits", request.code_bits},
-                                 {"question_tokens", report.question_tokens},
-                                 {"answer_tokens", report.answer_tokens},
-                                 {"answer", report.answer},
+                                 {"answers", report.answers},
                                  {"ways", ways}};
   if (!report.between.name.empty()) json["fused_vs_restored"] = WayJson(report.between);
   return json;
@@ -117,30 +117,32 @@ void PrintWay(const JoinWay& way, const std::string& name) {
     return f.tokens == 0 ? fmt::format("{:>26}", "-")
                          : fmt::format("{:>9.5f} {:>9.5f} {:>5.1f}%", f.mean_kl, f.p99_kl, 100 * f.top1_agreement);
   };
-  fmt::print("  {:<22} {}   {}\n", name, columns(way.question), columns(way.answer));
+  fmt::print("  {:<22} {}   {}\n", name, columns(way.questions), columns(way.answers));
 }
 
-void PrintReport(const JoinRequest& request, const JoinReport& report) {
+void PrintReport(const JoinRequest& request, const JoinReport& report, const std::vector<std::string>& questions) {
   const size_t tokens = std::accumulate(report.card_tokens.begin(), report.card_tokens.end(), size_t{0});
   const size_t bytes = std::accumulate(report.card_bytes.begin(), report.card_bytes.end(), size_t{0});
   fmt::print("{} documents of {} tokens ({} in all); their cards at {} bits: {}\n", report.card_tokens.size(),
              fmt::join(report.card_tokens, ", "), tokens, request.code_bits, FormatBytes(bytes));
   fmt::print("\nNext-token distributions against one prefill of all of it: KL in nats, same most likely token\n");
-  fmt::print("  {:<22} {:^26}   {:^26}\n", "", fmt::format("question ({} tokens)", report.question_tokens),
-             fmt::format("its answer ({} tokens)", report.answer_tokens));
+  fmt::print("  {:<22} {:^26}   {:^26}\n", "", fmt::format("questions ({} tokens)", report.ways[0].questions.tokens),
+             fmt::format("answers ({} tokens)", report.ways[0].answers.tokens));
   fmt::print("  {:<22} {:>9} {:>9} {:>6}   {:>9} {:>9} {:>6}\n", "", "mean", "p99", "same", "mean", "p99", "same");
   for (const JoinWay& way : report.ways) PrintWay(way, way.name);
   if (!report.between.name.empty()) PrintWay(report.between, "joined: fused/restore");
   fmt::print(
-      "  noise floor: the same prefill, question and answer in pieces of 16 tokens\n"
+      "  noise floor: the same prefill, questions and answers token by token\n"
       "  one card: the joint prefill packed at {} bits: what the codec costs\n"
       "  joined exact: a card of 16 bits for each document: what it costs that none has seen the others\n"
       "  joined: the same at {} bits: both\n"
-      "  nothing: the question without documents\n",
+      "  nothing: the questions without documents\n",
       request.code_bits, request.code_bits);
-  fmt::print("\nGreedy answers\n  {:<22} {}\n", "joint prefill", Printable(report.answer));
-  for (const JoinWay& way : report.ways) {
-    if (way.name != "noise floor") fmt::print("  {:<22} {}\n", way.name, Printable(way.text));
+  for (size_t i = 0; i < report.answers.size(); ++i) {
+    fmt::print("\nQ: {}\n  {:<22} {}\n", Printable(questions[i]), "joint prefill", Printable(report.answers[i]));
+    for (const JoinWay& way : report.ways) {
+      if (!way.texts.empty()) fmt::print("  {:<22} {}\n", way.name, Printable(way.texts[i]));
+    }
   }
 }
 
@@ -152,8 +154,10 @@ Status RunJoin(const JoinFlags& flags) {
   QKV_ASSIGN_OR_RETURN(const std::vector<std::string> documents, ReadDocuments(flags));
   QKV_ASSIGN_OR_RETURN(const std::unique_ptr<Model> model, flags.model.Load());
   QKV_ASSIGN_OR_RETURN(JoinRequest request, RequestOf(flags, *model, documents));
-  size_t tokens = request.question.size() + request.predict;
-  for (const std::vector<int32_t>& document : request.documents) tokens += document.size();
+  size_t tokens = request.predict;
+  for (const auto* texts : {&request.documents, &request.questions}) {
+    for (const std::vector<int32_t>& text : *texts) tokens += text.size();
+  }
   SessionOptions options = flags.model.session;
   if (options.context == 0) options.context = ContextFor(*model, tokens);
   options.fused = request.inject != InjectMode::kRestore;
@@ -170,7 +174,7 @@ Status RunJoin(const JoinFlags& flags) {
   if (flags.json) {
     PrintJson(ReportJson(request, report));
   } else {
-    PrintReport(request, report);
+    PrintReport(request, report, flags.questions);
   }
   return {};
 }
@@ -191,8 +195,12 @@ Command AddEvalJoin(CLI::App* eval) {
   app->add_option("--pieces", flags->pieces, "Cuts the file into so many documents, between lines")
       ->check(Count(1, 1000))
       ->capture_default_str();
-  app->add_option("-p,--prompt", flags->question, "The question that follows them")->required()->check(NotEmpty());
-  app->add_flag("--chat", flags->chat, "Documents are messages of the user, and the question is the next one");
+  app->add_option("-p,--prompt", flags->questions, "A question that follows them; repeated, each follows them anew")
+      ->required()
+      ->check(NotEmpty())
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  app->add_flag("--chat", flags->chat, "Documents are messages of the user, and each question is the next one");
   app->add_option("--bits", flags->request.code_bits, "Average bits of the cards, 2 to 16")
       ->check(Finite(2, 16))
       ->capture_default_str();

@@ -22,7 +22,7 @@ class JoinTest : public SessionTest {
     JoinRequest request;
     for (size_t i = 0; i < documents; ++i)
       request.documents.push_back(SomeTokens(60 + 10 * i, static_cast<int32_t>(i)));
-    request.question = SomeTokens(15, 77);
+    request.questions = {SomeTokens(15, 77)};
     request.predict = 20;
     return request;
   }
@@ -33,8 +33,8 @@ class JoinTest : public SessionTest {
     return *way;
   }
   // Over both, in nats.
-  static double WorstMean(const JoinWay& way) { return std::max(way.question.mean_kl, way.answer.mean_kl); }
-  static double LeastMean(const JoinWay& way) { return std::min(way.question.mean_kl, way.answer.mean_kl); }
+  static double WorstMean(const JoinWay& way) { return std::max(way.questions.mean_kl, way.answers.mean_kl); }
+  static double LeastMean(const JoinWay& way) { return std::min(way.questions.mean_kl, way.answers.mean_kl); }
 
   std::unique_ptr<Model> model_;
   std::unique_ptr<Session> session_;
@@ -45,25 +45,26 @@ TEST_F(JoinTest, OneDocumentLosesNothingButByItsCodec) {
   request.code_bits = 16;
   const JoinReport exact = Take(MeasureJoin(session_.get(), request));
   EXPECT_EQ(exact.card_tokens, (std::vector<size_t>{60}));
-  EXPECT_EQ(exact.question_tokens, 15u);
-  ASSERT_GE(exact.answer_tokens, 3u);
+  const size_t answer_tokens = exact.ways[0].answers.tokens;
+  ASSERT_GE(answer_tokens, 3u);
   ASSERT_EQ(exact.ways.size(), 8u);
   for (const JoinWay& way : exact.ways) {
-    EXPECT_EQ(way.question.tokens, 14u) << way.name;
-    EXPECT_EQ(way.answer.tokens, exact.answer_tokens) << way.name;
-    if (way.name == "nothing") continue;
+    EXPECT_EQ(way.questions.tokens, 14u) << way.name;
+    EXPECT_EQ(way.answers.tokens, answer_tokens) << way.name;
+    if (way.name == "nothing" || way.name == "noise floor") continue;
     // The rows are the same: restored, llama.cpp computes the same; attended to, it is rounded in another way.
     const bool restored = way.name.ends_with("restore");
     EXPECT_LE(WorstMean(way), restored ? 0.0 : 1e-3) << way.name;
     if (restored) {
-      EXPECT_EQ(way.text, exact.answer) << way.name;
+      EXPECT_EQ(way.texts, exact.answers) << way.name;
     }
   }
+  EXPECT_LT(WorstMean(Way(exact, "noise floor")), 1e-3);
   EXPECT_GT(LeastMean(Way(exact, "nothing")), 0.1);
   // At few bits, no more than the same prefill packed as one card loses.
   request.code_bits = 4;
   const JoinReport narrow = Take(MeasureJoin(session_.get(), request));
-  EXPECT_EQ(Way(narrow, "joined, restore").answer.mean_kl, Way(narrow, "one card, restore").answer.mean_kl);
+  EXPECT_EQ(Way(narrow, "joined, restore").answers.mean_kl, Way(narrow, "one card, restore").answers.mean_kl);
   EXPECT_GT(LeastMean(Way(narrow, "joined, restore")), 1e-5);
   EXPECT_EQ(WorstMean(Way(narrow, "joined exact, restore")), 0.0);
   EXPECT_LT(narrow.card_bytes[0], exact.card_bytes[0]);
@@ -80,12 +81,29 @@ TEST_F(JoinTest, TwoDocumentsLoseWhatTheSecondHasNotSeenOfTheFirst) {
       const JoinWay& way = Way(report, name);
       EXPECT_GT(LeastMean(way), 10 * WorstMean(Way(report, "one card, fused"))) << name;
       EXPECT_LT(WorstMean(way), LeastMean(Way(report, "nothing"))) << name;
-      EXPECT_LE(way.answer.mean_kl, way.answer.max_kl);
+      EXPECT_LE(way.answers.mean_kl, way.answers.max_kl);
     }
     // Keys are turned in the one, queries in the other.
-    EXPECT_EQ(report.between.answer.tokens, report.answer_tokens);
+    EXPECT_EQ(report.between.answers.tokens, report.ways[0].answers.tokens);
     EXPECT_GT(LeastMean(report.between), 0.0);
     EXPECT_LT(WorstMean(report.between), 0.05 * LeastMean(Way(report, "joined, fused")));
+  }
+}
+
+TEST_F(JoinTest, SeveralQuestionsCountTogether) {
+  JoinRequest request = Request(2);
+  const JoinReport first = Take(MeasureJoin(session_.get(), request));
+  request.questions = {SomeTokens(9, 50)};
+  const JoinReport second = Take(MeasureJoin(session_.get(), request));
+  request.questions = {SomeTokens(15, 77), SomeTokens(9, 50)};
+  const JoinReport both = Take(MeasureJoin(session_.get(), request));
+  EXPECT_EQ(both.answers, (std::vector<std::string>{first.answers[0], second.answers[0]}));
+  ASSERT_EQ(both.ways.size(), first.ways.size());
+  for (size_t i = 0; i < both.ways.size(); ++i) {
+    const Fidelity &a = first.ways[i].questions, &b = second.ways[i].questions, &all = both.ways[i].questions;
+    EXPECT_EQ(all.tokens, a.tokens + b.tokens);
+    EXPECT_NEAR(all.mean_kl * 22, a.mean_kl * 14 + b.mean_kl * 8, 1e-9) << both.ways[i].name;  // nats; double rounding
+    EXPECT_EQ(both.ways[i].texts.size(), i == 0 ? 0u : 2u);
   }
 }
 
@@ -108,7 +126,9 @@ TEST_F(JoinTest, RefusesWhatItCannotMeasure) {
   request.documents[1].clear();
   EXPECT_EQ(code(request), StatusCode::kInvalidArgument);
   request = Request(2);
-  request.question.clear();
+  request.questions[0].clear();
+  EXPECT_EQ(code(request), StatusCode::kInvalidArgument);
+  request.questions.clear();
   EXPECT_EQ(code(request), StatusCode::kInvalidArgument);
   request = Request(2);
   request.documents[0] = SomeTokens(450);
