@@ -56,6 +56,8 @@ Result<std::unique_ptr<Session>> MakeHopSession(const Model& model, const HopReq
 // follows. Where a chain's context is full (stop "context") an answer is cut; a turn that does not fit is not read, and
 // the hops from there on have read_tokens 0.
 //
+// The session is used up: its sequences are left with something, and queries are kept where a policy wants them.
+//
 // Errors: before the work kInvalidArgument (which chain, which option) and as HopFile::Open; kCancelled by
 // Session::Cancel, with the groups that are whole kept; else as Prefill, GenerateMany, PackSession.
 Result<std::vector<HopRecord>> RunHops(Session* session, const HopRequest& request);
