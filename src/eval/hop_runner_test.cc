@@ -9,6 +9,7 @@
 
 #include "base/file.h"
 #include "card/card_chain.h"
+#include "eval/hop_file.h"
 #include "runtime/model_store.h"
 #include "runtime/prompt.h"
 #include "tests/session_fixture.h"
@@ -274,6 +275,13 @@ TEST_F(HopRunnerTest, ResultsOfSomethingElseAreRefusedAndStay) {
   Take(Run(request));
   WriteText("again.jsonl", whole);
   EXPECT_EQ(Lines("r.jsonl"), Lines("again.jsonl"));
+}
+
+TEST_F(HopRunnerTest, OneRunAtATimeWritesToAFile) {
+  const nlohmann::ordered_json header = {{"qkvshare_hops", 1}};
+  const HopFile file = Take(HopFile::Open(Path("r.jsonl"), header, {}, {}));
+  EXPECT_EQ(HopFile::Open(Path("r.jsonl"), header, {}, {}).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(HopFile::Open(Path("none/r.jsonl"), header, {}, {}).status().code(), StatusCode::kNotFound);
 }
 
 TEST_F(HopRunnerTest, ChainsThatEndEarlyAreRecordedAndTheOthersGoOn) {
