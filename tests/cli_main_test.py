@@ -11,7 +11,8 @@ class HelpTest(CliTest):
         text = self.succeed("--help")
         self.assertIn("130 interrupted", text)
         commands = re.findall(r"^  (\w+) {2,}\S", text[text.upper().index("SUBCOMMANDS"):], re.MULTILINE)
-        self.assertEqual(set(commands), {"pack", "run", "info", "verify", "flatten", "unpack", "calibrate", "models", "eval"})
+        self.assertEqual(set(commands), {"pack", "run", "info", "verify", "flatten", "unpack", "calibrate", "models",
+                                         "agents", "eval"})
         for command in commands:
             example = rf"Example:\n(  .*\n)*  (.*\| )?qkvshare {command} "
             self.assertRegex(self.succeed(command, "--help"), example, command)
