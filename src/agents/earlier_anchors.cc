@@ -40,6 +40,8 @@ int64_t PlaceOf(const std::string& id, const TurnRecord& turn) {
 
 }  // namespace
 
+Status CheckEarlierRun(const std::string& folder) { return ReadRecords(folder).status(); }
+
 Result<std::vector<Anchor>> EarlierAnchors(const std::string& folder, const std::string& turn,
                                            std::span<const int32_t> own_tokens) {
   QKV_ASSIGN_OR_RETURN(const std::vector<TurnRecord> records, ReadRecords(folder));

@@ -28,6 +28,13 @@ std::string RecordFile(const std::string& folder, const std::string& turn) {
   return (std::filesystem::path(folder) / (turn + ".json")).string();
 }
 
+// But for the lock.
+bool IsEmpty(const std::string& folder, std::error_code* error) {
+  const std::filesystem::directory_iterator entries(folder, *error);
+  return std::all_of(begin(entries), end(entries),
+                     [](const auto& entry) { return entry.path().filename() == kLockName; });
+}
+
 Status IoError(const std::string& path, int error) {
   return {StatusCode::kIo, fmt::format("{}: {}", path, std::generic_category().message(error))};
 }
@@ -110,7 +117,7 @@ Result<std::unique_ptr<RunRecords>> RunRecords::Open(const std::string& path, bo
   const std::string lock = (std::filesystem::path(path) / kLockName).string();
   std::error_code error;
   const bool there = std::filesystem::exists(path, error);
-  const bool empty = !there || std::filesystem::is_empty(path, error);
+  const bool empty = !there || IsEmpty(path, &error);
   if (error) return IoError(path, error.value());
   if (!empty && !std::filesystem::exists(lock, error)) {
     return Status(StatusCode::kInvalidArgument, path + " holds other files; give --dir a folder that is new or empty");
@@ -120,6 +127,7 @@ Result<std::unique_ptr<RunRecords>> RunRecords::Open(const std::string& path, bo
                   path + " holds a run; go on with it by --resume, or give --dir another folder");
   }
   QKV_RETURN_IF_ERROR(MakeFolders(path));
+  records->made_ = !there;
   records->lock_ = open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (records->lock_ < 0) return IoError(lock, errno);
   if (flock(records->lock_, LOCK_EX | LOCK_NB) != 0) {
@@ -130,7 +138,13 @@ Result<std::unique_ptr<RunRecords>> RunRecords::Open(const std::string& path, bo
 }
 
 RunRecords::~RunRecords() {
-  if (lock_ >= 0) close(lock_);
+  if (lock_ < 0) return;
+  std::error_code error;
+  if (IsEmpty(path_, &error) && !error) {
+    std::filesystem::remove(std::filesystem::path(path_) / kLockName, error);
+    if (made_) std::filesystem::remove(path_, error);  // if it is empty now
+  }
+  close(lock_);
 }
 
 std::optional<TurnRecord> RunRecords::Find(const TurnJob& job, const Model& model, std::string* why) const {

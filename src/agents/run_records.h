@@ -24,7 +24,8 @@ Status CheckTurnCards(const TurnRecord& record, const TurnJob& job, const Model&
 class RunRecords {
  public:
   // Makes the folder, with its parents. kInvalidArgument where there is something in it and resume is not set, or where
-  // what is there is no folder of a run; kIo, also where another run is at work in it.
+  // what is there is no folder of a run; kIo, also where another run is at work in it. A folder that it made is gone
+  // with it, if nothing came of it.
   static Result<std::unique_ptr<RunRecords>> Open(const std::string& path, bool resume);
   ~RunRecords();
   RunRecords(const RunRecords&) = delete;
@@ -41,6 +42,7 @@ class RunRecords {
   explicit RunRecords(std::string path) : path_(std::move(path)) {}
 
   const std::string path_;
+  bool made_ = false;  // the folder
   int lock_ = -1;
 };
 

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <utility>
 
+#include "agents/earlier_anchors.h"
 #include "agents/hand_over.h"
 #include "agents/worker.h"
 #include "base/parallel.h"
@@ -23,6 +24,7 @@ Runner::Runner(const Topology& topology, const Schedule& schedule, const Model& 
 
 Status Runner::Run() {
   Stopwatch watch;
+  if (!options_.anchors_folder.empty()) QKV_RETURN_IF_ERROR(CheckEarlierRun(options_.anchors_folder));
   QKV_ASSIGN_OR_RETURN(kept_, RunRecords::Open(options_.folder, options_.resume));
   Status status;
   const std::vector<Turn>& turns = schedule_.turns;
