@@ -169,8 +169,9 @@ class BlockFinder {
         if (after[agent] && ahead[agent]) loop.agents.push_back(agent);
       }
     }
-    std::stable_sort(loops_.begin(), loops_.end(),
-                     [](const Loop& a, const Loop& b) { return a.agents.size() < b.agents.size(); });
+    std::sort(loops_.begin(), loops_.end(), [](const Loop& a, const Loop& b) {
+      return std::pair(a.agents.size(), a.back) < std::pair(b.agents.size(), b.back);  // edges lie in one list
+    });
     return {};
   }
 

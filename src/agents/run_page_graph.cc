@@ -7,6 +7,7 @@
 #include <cmath>
 #include <iterator>
 #include <numeric>
+#include <tuple>
 #include <utility>
 
 #include "agents/html_text.h"
@@ -107,7 +108,8 @@ class Layout {
       std::vector<double> wishes(items_.size());
       for (const size_t item : column) wishes[item] = Wish(item, forward);
       if (reorder) {
-        std::stable_sort(column.begin(), column.end(), [&](size_t a, size_t b) { return wishes[a] < wishes[b]; });
+        const auto key = [&](size_t item) { return std::tuple(wishes[item], items_[item].y, item); };
+        std::sort(column.begin(), column.end(), [&](size_t a, size_t b) { return key(a) < key(b); });
       }
       Settle(column, wishes);
     }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 
@@ -66,8 +67,8 @@ class Unroller {
 std::vector<Turn> Sorted(std::vector<Turn> turns) {
   std::vector<size_t> order(turns.size());
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    return std::pair(turns[a].level, turns[a].agent) < std::pair(turns[b].level, turns[b].agent);
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return std::tuple(turns[a].level, turns[a].agent, a) < std::tuple(turns[b].level, turns[b].agent, b);
   });
   std::vector<size_t> place(turns.size());
   for (size_t i = 0; i < order.size(); ++i) place[order[i]] = i;

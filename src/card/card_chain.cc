@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <ranges>
 #include <set>
 #include <system_error>
 #include <utility>
@@ -74,7 +75,7 @@ class ParentFinder {
     }
     for (ChainCard& card : given) {
       QKV_ASSIGN_OR_RETURN(const std::vector<ChainCard> missing, Missing(card));
-      for (auto before = missing.rbegin(); before != missing.rend(); ++before) QKV_RETURN_IF_ERROR(Append(*before));
+      for (const ChainCard& before : std::views::reverse(missing)) QKV_RETURN_IF_ERROR(Append(before));
       QKV_RETURN_IF_ERROR(Append(card));
     }
     return std::move(chain_);
@@ -96,12 +97,12 @@ class ParentFinder {
       }
       std::map<Digest, size_t> there = known_;  // a card may be in a context several times
       const size_t passed_by = missing.size();
-      for (auto id = before.rbegin(); id != before.rend(); ++id) {
-        if (there[*id] > 0) {
-          --there[*id];
+      for (const Digest& id : std::views::reverse(before)) {
+        if (there[id] > 0) {
+          --there[id];
           continue;
         }
-        QKV_ASSIGN_OR_RETURN(const std::string path, Find(*id, child.path));
+        QKV_ASSIGN_OR_RETURN(const std::string path, Find(id, child.path));
         QKV_ASSIGN_OR_RETURN(ChainCard found, OpenCard(path, child.path));
         missing.push_back(std::move(found));
       }

@@ -97,7 +97,9 @@ std::vector<Anchor> AllAnchors(const std::vector<CardRange>& links) {
   std::vector<Anchor> all;
   for (const auto& [token, weight] : weights) all.push_back({token, weight});
   if (all.size() > card_format::kMaxAnchors) {
-    std::stable_sort(all.begin(), all.end(), [](const Anchor& a, const Anchor& b) { return a.weight > b.weight; });
+    std::sort(all.begin(), all.end(), [](const Anchor& a, const Anchor& b) {
+      return a.weight != b.weight ? a.weight > b.weight : a.token < b.token;
+    });
     all.resize(card_format::kMaxAnchors);
     std::sort(all.begin(), all.end(), [](const Anchor& a, const Anchor& b) { return a.token < b.token; });
   }

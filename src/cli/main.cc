@@ -22,8 +22,8 @@ namespace {
 
 // llama.cpp's flags of several letters behind one dash, which CLI11 does not have.
 constexpr std::pair<std::string_view, std::string_view> kLongNames[] = {
-    {"-ngl", "--gpu-layers"},   {"-ub", "--ubatch-size"},   {"-sys", "--system-prompt"},
-    {"-ctk", "--cache-type-k"}, {"-ctv", "--cache-type-v"}, {"-fa", "--flash-attn"}, {"-np", "--parallel"},
+    {"-ngl", "--gpu-layers"},   {"-ub", "--ubatch-size"}, {"-sys", "--system-prompt"}, {"-ctk", "--cache-type-k"},
+    {"-ctv", "--cache-type-v"}, {"-fa", "--flash-attn"},  {"-np", "--parallel"},
 };
 
 std::vector<std::string> Arguments(int argc, char** argv) {

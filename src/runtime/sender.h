@@ -92,8 +92,8 @@ struct PackSource {
 
 // Packs them; the context stays as it is. Where cards are attached the result is a delta card that names the last of
 // them as its parent, and all of them where they are not what that one was made on; where there is a window, it has
-// anchors, of their tokens too. kInvalidArgument (no tokens, bits out of range, a policy but uniform without a window or
-// where the size leaves it no choice, a feature that cannot be had, another profile than the parent's), kMismatch (a
+// anchors, of their tokens too. kInvalidArgument (no tokens, bits out of range, a policy but uniform without a window
+// or where the size leaves it no choice, a feature that cannot be had, another profile than the parent's), kMismatch (a
 // profile of another model), kOutOfRange (max_bytes too small: needed and available), kNonFinite.
 Result<PackedCard> PackTokens(const PackSource& source, const PackOptions& options, PackTimes* times);
 
