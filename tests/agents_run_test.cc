@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "agents/earlier_anchors.h"
 #include "agents/runner.h"
 #include "agents/topology_file.h"
 #include "base/file.h"
@@ -36,6 +37,7 @@ struct Settings {
   std::string folder = "run";
   std::string anchors{};
   bool cancel = false;
+  int parallel = 1;
 };
 
 class AgentsRunTest : public SessionTest {
@@ -76,6 +78,7 @@ class AgentsRunTest : public SessionTest {
     options.resume = settings.resume;
     options.anchors_folder = settings.anchors.empty() ? "" : Path(settings.anchors);
     options.session = TinyOptions();
+    options.parallel = settings.parallel;
     options.model_path = Path("model.gguf");
     options.worker_command = {Program(), "agents", "worker"};
     if (!settings.worker.empty()) options.worker_command = {"/bin/sh", "-c", settings.worker};
@@ -242,11 +245,116 @@ edges:
   EXPECT_TRUE(std::equal(generated.begin(), generated.end(), part.token_ids().begin(), part.token_ids().end()));
 }
 
+TEST_F(AgentsRunTest, ASenderOfPartsMustHaveThem) {
+  constexpr const char* kNothing = R"(
+context: 512
+defaults: {bits: 8, predict: 4, temp: 0}
+agents:
+  writer: {system: You write., prompt: Write, shares: [system]}
+  critic: {prompt: Speak}
+edges:
+  - {from: writer, to: critic}
+  - {from: critic, to: writer, rounds: 2}
+)";
+  Fail(kNothing, StatusCode::kInvalidArgument, {"agent 'writer', turn writer.2", "'shares'"});
+}
+
+TEST_F(AgentsRunTest, PartsAndWholesMeetInOneContext) {
+  constexpr const char* kBoth = R"(
+context: 512
+defaults: {bits: 8, predict: 5, temp: 0}
+agents:
+  x: {prompt: The cat is at the mill., shares: generated}
+  y: {prompt: The owl is in the tree.}
+  both: {prompt: Who is it}
+  last: {prompt: Where}
+edges:
+  - {from: [x, y], to: both}
+  - {from: [y, both, x], to: last}
+)";
+  const auto run = Succeed(kBoth);
+  const std::vector<TurnRecord>& turns = run->record.turns;
+  ASSERT_EQ(turns.size(), 4u);
+  ASSERT_EQ(turns[2].taken.size(), 3u);  // the start of x, its part, y
+  EXPECT_EQ(turns[2].taken[0].tokens, 4u);
+  EXPECT_EQ(turns[2].taken[2], turns[1].card);
+  ASSERT_EQ(turns[3].taken.size(), 4u);  // y, then what both had besides, and its own
+  EXPECT_EQ(turns[3].taken[0], turns[1].card);
+  EXPECT_EQ(turns[3].taken[3], turns[2].card);
+}
+
+// What receivers attended to in an earlier run counts where the same tokens are packed again: on these, and no others.
+TEST_F(AgentsRunTest, AnchorsOfAnEarlierRunCount) {
+  constexpr const char* kSharing = R"(
+context: 512
+defaults: {bits: 5, predict: 40, temp: 0}
+agents:
+  reader: {prompt: The cat is at the mill., policy: topology, shares: generated}
+  writer: {prompt: Where is it}
+edges:
+  - {from: reader, to: writer}
+)";
+  const auto first = Succeed(kSharing, {.folder = "first"});
+  const TurnRecord& reader = first->record.turns[0];
+  const Card card = Take(Card::Open(Path("first/reader.card")));
+  const std::vector<Anchor> anchors = Take(EarlierAnchors(Path("first"), "reader", card.token_ids()));
+  ASSERT_FALSE(anchors.empty());
+  for (const Anchor& anchor : anchors) {
+    EXPECT_GE(anchor.token, reader.read_tokens);  // what was not shared nobody saw, but for the start
+    EXPECT_LT(anchor.token, card.tokens());
+  }
+  EXPECT_TRUE(Take(EarlierAnchors(Path("first"), "reader", card.token_ids().first(reader.read_tokens))).empty());
+  const auto second = Succeed(kSharing, {.anchors = "first"});
+  EXPECT_NE(second->record.turns[0].features, reader.features);
+  Fail(Replaced(kSharing, "policy: topology, ", ""), StatusCode::kInvalidArgument, {"policy topology"},
+       {.folder = "third", .anchors = "first"});
+}
+
+TEST_F(AgentsRunTest, InstructionsOfReceiversAreProbesWhereThereIsRoom) {
+  constexpr const char* kProbing = R"(
+context: 512
+defaults: {bits: 5, predict: 40, temp: 0}
+agents:
+  reader: {prompt: The cat is at the mill., policy: topology, probe: true}
+  writer: {prompt: Where is it, policy: topology}
+edges:
+  - {from: reader, to: writer}
+)";
+  const auto run = Succeed(kProbing);
+  const std::vector<std::string>& features = run->record.turns[0].features;
+  EXPECT_NE(std::find(features.begin(), features.end(), "probe"), features.end());
+  EXPECT_EQ(run->record.turns[0].note, "");
+  EXPECT_NE(run->record.turns[1].note.find("policy local"), std::string::npos);
+  const auto other = Succeed(Replaced(kProbing, "Where is it", "Who ate the fish in the pond"), {.folder = "other"});
+  EXPECT_NE(Take(Card::Open(Path("other/reader.card"))).plan().level_of_token,
+            Open("reader.card").plan().level_of_token);
+  const uint32_t own = run->record.turns[0].card.tokens;
+  const std::unique_ptr<Run> full =
+      Start(Replaced(kProbing, "context: 512", "context: " + std::to_string(own)), {.folder = "full"});
+  ASSERT_FALSE(full->record.turns.empty()) << full->status.message();
+  EXPECT_NE(full->record.turns[0].note.find("without probe"), std::string::npos) << full->record.turns[0].note;
+}
+
+TEST_F(AgentsRunTest, ByteBudgets) {
+  const std::string chain =
+      Replaced(kChain, "editor: {prompt: Say it again, bits: 4}", "editor: {prompt: Say it again, max_bytes: 12000}");
+  Succeed(chain);
+  EXPECT_LE(Open("editor.card").file_bytes(), 12000u);
+  // More than all need: every token is exact.
+  const auto wide = Succeed(Replaced(kChain, "bits: 4}", "max_bytes: 2000000, policy: local}"), {.folder = "wide"});
+  EXPECT_EQ(wide->record.turns[2].code_bits, 16);
+  EXPECT_NE(wide->record.turns[2].note.find("same bits"), std::string::npos);
+  Fail(Replaced(kChain, "The cat is at the mill.", std::string(2000, 'x')), StatusCode::kOutOfRange,
+       {"agent 'reader'", "needed"}, {.folder = "long"});
+}
+
 TEST_F(AgentsRunTest, OutcomesAreReportedAndDoNotEndTheRun) {
   // A stop text that is there at once.
   const auto first =
       Succeed(Replaced(kChain, "writer: {", "writer: {stop: ['a', 'e', ' ', 't', 's', 'n', 'i', 'o'], "));
   EXPECT_EQ(first->record.turns.size(), 3u);
+  EXPECT_EQ(first->record.turns[1].outcome, Outcome::kStopped);
+  EXPECT_LT(first->record.turns[1].text.size(), Succeed(kChain, {.folder = "again"})->record.turns[1].text.size());
   // The context ends within the answer.
   Settings other{.folder = "full"};
   const uint32_t room = first->record.turns[0].card.tokens + first->record.turns[1].read_tokens + 3;
@@ -314,6 +422,21 @@ TEST_F(AgentsRunTest, ADamagedCardIsMadeAgain) {
   EXPECT_FALSE(run->record.turns[1].resumed);
 }
 
+TEST_F(AgentsRunTest, RecordsThatWereChangedDoNotCount) {
+  Succeed(kChain);
+  const std::string path = Path("run/writer.json");
+  const std::string record = Take(ReadText(path, 1 << 20));
+  const auto write = [&](const std::string& text) { std::ofstream(path, std::ios::binary) << text; };
+  for (const std::string& changed :
+       {Replaced(record, "Where", "There"), std::string(200000, '['),
+        R"({"key": "", "digest": "", "turn": )" + std::string(200000, '['), std::string("{}"), std::string()}) {
+    write(changed);
+    const auto run = Succeed(kChain, {.resume = true});
+    ASSERT_FALSE(run->notes.empty());
+    EXPECT_NE(run->notes[0].find("writer.json"), std::string::npos) << run->notes[0];
+  }
+}
+
 TEST_F(AgentsRunTest, FoldersOfOthersAreLeftAlone) {
   Succeed(kChain);
   Fail(kChain, StatusCode::kInvalidArgument, {"--resume"});
@@ -322,8 +445,13 @@ TEST_F(AgentsRunTest, FoldersOfOthersAreLeftAlone) {
   for (const bool resume : {false, true}) {
     Fail(kChain, StatusCode::kInvalidArgument, {"other files"}, {.resume = resume, .folder = "other"});
   }
-  const auto held = Take(RunRecords::Open(Path("run"), true));
-  Fail(kChain, StatusCode::kIo, {"another run"}, {.resume = true});
+  {
+    const auto held = Take(RunRecords::Open(Path("run"), true));
+    Fail(kChain, StatusCode::kIo, {"another run"}, {.resume = true});
+  }
+  // Also of a run that has not done anything yet.
+  const auto held = Take(RunRecords::Open(Path("new"), false));
+  for (int i = 0; i < 2; ++i) Fail(kChain, StatusCode::kIo, {"another run"}, {.folder = "new"});
 }
 
 TEST_F(AgentsRunTest, ACancelledRunKeepsWhatIsDone) {
@@ -346,6 +474,25 @@ TEST_F(AgentsWorkerTest, AWorkerSaysTheSame) {
   for (size_t i = 0; i < 3; ++i) EXPECT_EQ(here->record.turns[i].text, there->record.turns[i].text);
 }
 
+TEST_F(AgentsWorkerTest, WorkersOfOneLevelMayWorkAtTheSameTime) {
+  constexpr const char* kFan = R"(
+context: 512
+defaults: {bits: 8, predict: 5, temp: 0, placement: worker, timeout: 60}
+agents:
+  reader: {prompt: The cat is at the mill.}
+  a: {prompt: Where is it}
+  b: {prompt: Who is it}
+  c: {prompt: What is it}
+edges:
+  - {from: reader, to: a}
+  - {from: reader, to: b}
+  - {from: reader, to: c}
+)";
+  const auto one = Succeed(kFan, {.folder = "one"});
+  const auto three = Succeed(kFan, {.parallel = 3});
+  for (size_t i = 0; i < 4; ++i) EXPECT_EQ(one->record.turns[i].text, three->record.turns[i].text);
+}
+
 TEST_F(AgentsWorkerTest, WorkersThatFailAreNamed) {
   const std::vector<std::string> whose = {"agent 'writer', which takes over from reader: "};
   const auto fails = [&](StatusCode code, const std::string& says, const std::string& program) {
@@ -360,6 +507,7 @@ TEST_F(AgentsWorkerTest, WorkersThatFailAreNamed) {
   fails(StatusCode::kInternal, "worn out", "echo worn out >&2; exit 7");
   fails(StatusCode::kCorrupt, "without a result", "cat > /dev/null");
   fails(StatusCode::kCorrupt, "no worker says", "echo '{\"turn\": 5'");
+  fails(StatusCode::kCorrupt, "no worker says", "head -c 300000 /dev/zero | tr '\\0' '['; echo");
   fails(StatusCode::kOutOfRange, "too long",
         R"(echo '{"error": {"code": "out_of_range", "message": "too long"}}'; exit 5)");
 }

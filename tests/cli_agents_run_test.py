@@ -44,13 +44,12 @@ class AgentsRunTest(CliTest):
         # What those wrote who hand on to nobody.
         self.assertRegex(done.stdout.decode("utf-8", "replace"), r"(?s)\Aother:\n.*\neditor:\n.*\n\Z")
         notes = done.stderr.decode()
-        for line in (r"reader: 0 tokens taken over, \d+ read, 0 written \(read\); card of .* at 8\.\d+ bits",
+        for line in (r"reader: 0 tokens taken over, \d+ read, 0 written \(read\); .* handed on at 8\.\d+ bits",
                      r"turn +taken over +read +written +ended +handed on +first token +re-prefill +mode",
                      r"writer .* fused, worker", r"tokens taken over, .* handed on; first tokens after .* in all"):
             self.assertRegex(notes, line)
         self.assertEqual(sorted(file.name for file in (folder / "t.run").iterdir()),
-                         ["editor.card", "editor.json", "other.card", "other.json", "other.part1.card",
-                          "qkvshare.run", "reader.card", "reader.json", "writer.card", "writer.json"])
+                         ["editor.card", "editor.json", "other.card", "other.json", "qkvshare.run", "reader.card", "reader.json", "writer.card", "writer.json"])
         page = (folder / "t.html").read_text(encoding="utf-8")
         self.assertIn("<svg", page)
         self.assertIn("Where is it", page)
@@ -124,6 +123,7 @@ class AgentsRunTest(CliTest):
         self.fail_with(USAGE, "agents", "run", says="file")
         self.fail_with(MISSING, "agents", "run", path("none.yaml"), says="none.yaml")
         self.fail_with(USAGE, *run, "--html", path("t.yaml"), says="overwritten")
+        self.fail_with(USAGE, *run, "--anchors-from", path("t.run"), says="policy topology")
         self.fail_with(USAGE, *run, "--parallel", "0", says="parallel")
         self.fail_with(TOO_LONG, *run, "-c", "20", says=["agent 'reader'", "needed"])
 

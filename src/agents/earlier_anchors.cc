@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <system_error>
 
 #include "agents/run_records.h"
+#include "base/hash.h"
 #include "card/card.h"
 
 namespace qkvshare {
@@ -28,19 +30,28 @@ Result<std::vector<TurnRecord>> ReadRecords(const std::string& folder) {
   return records;
 }
 
-// Of the card with this id: the tokens before it in a turn's context; -1 where it is not there.
-int64_t PlaceOf(const std::string& id, const TurnRecord& turn) {
-  int64_t before = 0;
-  for (const HandedCard& card : turn.taken) {
-    if (card.id == id) return before;
-    before += card.tokens;
+// Where a turn's own tokens are in its cards: index of each card's first token among them, by content id.
+Result<std::map<std::string, uint32_t>> PlacesOf(const TurnRecord& turn, const std::string& folder, const Card& own) {
+  std::map<std::string, uint32_t> places = {{turn.card.id, 0}};
+  for (const HandedCard& part : turn.gives) {
+    if (!part.path.starts_with(turn.turn + ".part")) continue;
+    QKV_ASSIGN_OR_RETURN(const Card card, Card::Open((std::filesystem::path(folder) / part.path).string()));
+    places[part.id] = static_cast<uint32_t>(card.position_offset() - own.position_offset());
   }
-  return -1;
+  return places;
 }
 
 }  // namespace
 
-Status CheckEarlierRun(const std::string& folder) { return ReadRecords(folder).status(); }
+Result<std::string> EarlierRunId(const std::string& folder) {
+  QKV_ASSIGN_OR_RETURN(const std::vector<TurnRecord> records, ReadRecords(folder));
+  Blake2bHasher hasher;
+  for (const TurnRecord& record : records) {
+    hasher.UpdateString(record.turn);
+    hasher.UpdateString(record.card.id);
+  }
+  return ToHex(hasher.Finish());
+}
 
 Result<std::vector<Anchor>> EarlierAnchors(const std::string& folder, const std::string& turn,
                                            std::span<const int32_t> own_tokens) {
@@ -55,14 +66,20 @@ Result<std::vector<Anchor>> EarlierAnchors(const std::string& folder, const std:
   QKV_ASSIGN_OR_RETURN(const Card before, open(own->card));
   const auto [differ, end] =
       std::mismatch(own_tokens.begin(), own_tokens.end(), before.token_ids().begin(), before.token_ids().end());
-  const int64_t alike = differ - own_tokens.begin();
+  const auto alike = static_cast<size_t>(differ - own_tokens.begin());
+  QKV_ASSIGN_OR_RETURN(const auto places, PlacesOf(*own, folder, before));
   for (const TurnRecord& record : records) {
-    const int64_t place = PlaceOf(own->card.id, record);
-    if (place < 0) continue;
-    QKV_ASSIGN_OR_RETURN(const Card card, open(record.card));
-    for (const Anchor& anchor : card.anchors()) {
-      const int64_t token = int64_t{anchor.token} - place;
-      if (token >= 0 && token < alike) anchors.push_back({static_cast<uint32_t>(token), anchor.weight});
+    uint32_t first = 0;  // of the card, in this receiver's context
+    for (const HandedCard& taken : record.taken) {
+      if (const auto place = places.find(taken.id); place != places.end()) {
+        QKV_ASSIGN_OR_RETURN(const Card card, open(record.card));
+        for (const Anchor& anchor : card.anchors()) {
+          if (anchor.token < first || anchor.token >= first + taken.tokens) continue;
+          const uint32_t token = anchor.token - first + place->second;
+          if (token < alike) anchors.push_back({token, anchor.weight});
+        }
+      }
+      first += taken.tokens;
     }
   }
   return anchors;

@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "agents/shallow_json.h"
+
 namespace qkvshare {
 namespace {
 
@@ -96,7 +98,7 @@ json JobJson(const TurnJob& job) {
           {"taken", CardsJson(job.taken)},
           {"readers", ReadersJson(job.readers)},
           {"receiver_prompts", job.receiver_prompts},
-          {"anchors_folder", job.anchors_folder},
+          {"anchors_id", job.anchors_id},
           {"session", SessionJson(job.session)}};
 }
 
@@ -105,6 +107,7 @@ json JobJson(const TurnJob& job) {
 std::string WorkerJobToJson(const WorkerJob& job) {
   json object = JobJson(job.job);
   object["folder"] = job.job.folder;
+  object["anchors_folder"] = job.job.anchors_folder;
   object["threads"] = job.job.session.threads;
   object["model"] = job.model;
   object["gpu_layers"] = job.gpu_layers;
@@ -113,7 +116,7 @@ std::string WorkerJobToJson(const WorkerJob& job) {
 
 Result<WorkerJob> WorkerJobFromJson(const std::string& text) {
   try {
-    const json object = json::parse(text);
+    const json object = ParseShallow(text);
     WorkerJob worker{object.at("model"), object.at("gpu_layers"), {}};
     TurnJob& job = worker.job;
     job.turn = object.at("turn");
@@ -123,6 +126,7 @@ Result<WorkerJob> WorkerJobFromJson(const std::string& text) {
     object.at("receiver_prompts").get_to(job.receiver_prompts);
     job.folder = object.at("folder");
     job.anchors_folder = object.at("anchors_folder");
+    job.anchors_id = object.at("anchors_id");
     job.session = SessionOf(object.at("session"));
     job.session.threads = object.at("threads");
     return worker;

@@ -6,13 +6,15 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "agents/shallow_json.h"
+
 namespace qkvshare {
 namespace {
 
 using nlohmann::json;
 
-constexpr int kMaxDepth = 4;  // the record, a list, a card
 constexpr double kMaxBits = 16;
+constexpr uint64_t kMaxUs = 1'000'000'000'000;  // eleven days: sums of them fit
 
 json ToJson(const HandedCard& card) { return {{"path", card.path}, {"id", card.id}, {"tokens", card.tokens}}; }
 
@@ -42,6 +44,7 @@ json ToJson(const TurnRecord& record) {
           {"card_bytes", record.card_bytes},
           {"code_bits", record.code_bits},
           {"policy", record.policy},
+          {"note", record.note},
           {"features", record.features},
           {"stages", stages},
           {"ttft_us", record.ttft_us},
@@ -66,7 +69,7 @@ class Fields {
   }
   void Get(const char* key, uint32_t* out) { *out = static_cast<uint32_t>(Count(key, UINT32_MAX)); }
   void Get(const char* key, uint64_t* out) { *out = Count(key, UINT64_MAX); }
-  void Get(const char* key, int64_t* out) { *out = static_cast<int64_t>(Count(key, INT64_MAX)); }
+  void Get(const char* key, int64_t* out) { *out = static_cast<int64_t>(Count(key, kMaxUs)); }
   void GetBits(const char* key, double* out) {
     const json* value = Find(key, "a number", &json::is_number);
     if (value == nullptr) return;
@@ -145,8 +148,7 @@ Result<TurnRecord> TurnRecordFromJson(const std::string& text) {
   if (text.find('\0') != std::string::npos) {
     return Status(StatusCode::kCorrupt, "the record of a turn holds a zero byte");
   }
-  const auto shallow = [](int depth, json::parse_event_t, json&) { return depth <= kMaxDepth; };
-  const json object = json::parse(text, shallow, /*allow_exceptions=*/false);
+  const json object = ParseShallow(text);
   Fields fields(object, "the record of a turn");
   TurnRecord record;
   std::string outcome;
@@ -167,6 +169,7 @@ Result<TurnRecord> TurnRecordFromJson(const std::string& text) {
   fields.Get("card_bytes", &record.card_bytes);
   fields.GetBits("code_bits", &record.code_bits);
   fields.Get("policy", &record.policy);
+  fields.Get("note", &record.note);
   fields.Get("features", &record.features);
   fields.Get("stages", &record.stages);
   fields.Get("ttft_us", &record.ttft_us);

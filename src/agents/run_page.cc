@@ -27,8 +27,8 @@ constexpr size_t kNone = SIZE_MAX;
 constexpr std::string_view kUnknown = "\u2013";
 
 // Of which the page knows colours.
-constexpr std::array<std::string_view, 10> kStages = {"open",     "attach", "context", "prefill",  "first_token",
-                                                      "generate", "probe",  "plan",    "quantize", "write"};
+constexpr std::array<std::string_view, 11> kStages = {
+    "open", "attach", "context", "prefill", "first_token", "generate", "probe", "plan", "anchors", "quantize", "write"};
 
 std::string StageClass(const std::string& stage) {
   const bool known = std::find(kStages.begin(), kStages.end(), stage) != kStages.end();

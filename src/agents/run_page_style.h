@@ -11,7 +11,7 @@ inline constexpr std::string_view kRunPageStyle = R"(
   --edge: #8c97a3; --link: #0b5cad; --rule: #aab3bd;
   --w0: #fff3bf; --w1: #d5e9ab; --w2: #a3d6b8; --w3: #58b5bf; --w4: #2473a8; --w5: #22307f; --low: #1c2126; --high: #fff;
   --open: #009e73; --attach: #5fd0b1; --context: #aab3bd; --prefill: #e69f00; --first: #0072b2; --generate: #56b4e9;
-  --probe: #7a3e63; --plan: #a85a8c; --quantize: #cc79a7; --write: #e6b8d2; --other: #6b7680 }
+  --probe: #7a3e63; --plan: #a85a8c; --anchors: #bb6b99; --quantize: #cc79a7; --write: #e6b8d2; --other: #6b7680 }
 @media (prefers-color-scheme: dark) { :root { --page: #14171a; --panel: #1d2125; --text: #e3e7ea; --muted: #9aa5b0;
   --line: #343b42; --edge: #717c87; --link: #82bbf2; --rule: #5c6670;
   --w0: #2b2e4a; --w1: #2a4668; --w2: #27607c; --w3: #3a9a99; --w4: #93d0a0; --w5: #f7efb2; --low: #eef2f5; --high: #14171a;
@@ -67,7 +67,8 @@ tfoot td { font-weight: 600; border-bottom: 0 }
 .st-open { background: var(--open) } .st-attach { background: var(--attach) } .st-context { background: var(--context) }
 .st-prefill { background: var(--prefill) } .st-first_token { background: var(--first) }
 .st-generate { background: var(--generate) } .st-probe { background: var(--probe) } .st-plan { background: var(--plan) }
-.st-quantize { background: var(--quantize) } .st-write { background: var(--write) } .st-other { background: var(--other) }
+.st-anchors { background: var(--anchors) } .st-quantize { background: var(--quantize) }
+.st-write { background: var(--write) } .st-other { background: var(--other) }
 article { margin: 0 0 2.2rem }
 article .meta { margin: .1rem 0 .3rem; max-width: none }
 .said { white-space: pre-wrap; overflow-wrap: anywhere; unicode-bidi: isolate; max-width: 76ch; padding: .1rem 0 .1rem .9rem;

@@ -45,11 +45,12 @@ struct TurnRecord {
   std::vector<HandedCard> gives;  // what its receivers get: its card, or parts of it
   HandedCard card;                // of all its own tokens
   uint32_t taken_tokens = 0, read_tokens = 0, generated_tokens = 0;
-  uint64_t taken_bytes = 0;                             // of the files of `taken`
-  uint64_t card_bytes = 0;                              // of the files of `gives`
-  double code_bits = 0;                                 // of `card`, average
-  std::string policy;                                   // of `card`, as it describes itself
-  std::vector<std::string> features;                    // that the policy went by
+  uint64_t taken_bytes = 0;           // of the files of `taken`
+  uint64_t card_bytes = 0;            // of the files of `gives`
+  double code_bits = 0;               // of `card`, average
+  std::string policy;                 // of `card`, as it describes itself
+  std::string note;                   // what was done otherwise than the topology says, and why; or empty
+  std::vector<std::string> features;  // that the policy went by
   std::vector<std::pair<std::string, int64_t>> stages;  // us, in order; see docs/agents.md
   int64_t ttft_us = 0;   // from the cards' being handed over to the first token (to the last token read where there is
                          // none): stages up to first_token
@@ -65,7 +66,7 @@ struct RunRecord {
   std::string model;     // name
   std::string folder;
   std::vector<TurnRecord> turns;    // in the order of the schedule
-  double prefill_us_per_token = 0;  // this run's own, of turns that took nothing over; 0: there were none
+  double prefill_us_per_token = 0;  // of the turns here that took nothing over; 0: there were none
   int64_t total_us = 0;
 
   // What it would have taken to prefill what was taken over, at this speed; 0: not known.

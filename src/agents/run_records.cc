@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,6 +15,7 @@
 
 #include "agents/job_json.h"
 #include "agents/run_json.h"
+#include "agents/shallow_json.h"
 #include "base/file.h"
 #include "card/card.h"
 #include "runtime/restore.h"
@@ -39,6 +41,31 @@ Status IoError(const std::string& path, int error) {
   return {StatusCode::kIo, fmt::format("{}: {}", path, std::generic_category().message(error))};
 }
 
+// Opens and locks the file. Who had it before may have taken it away: then it is made again.
+Result<int> Lock(const std::string& folder, const std::string& path) {
+  for (;;) {
+    const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0) return IoError(path, errno);
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+      const int error = errno;
+      close(fd);
+      if (error != EWOULDBLOCK) return IoError(path, error);
+      return Status(StatusCode::kIo, folder + ": another run is at work here; wait for it, or give another --dir");
+    }
+    struct stat ours{}, there{};
+    if (fstat(fd, &ours) == 0 && stat(path.c_str(), &there) == 0 && ours.st_ino == there.st_ino &&
+        ours.st_dev == there.st_dev) {
+      return fd;
+    }
+    close(fd);
+  }
+}
+
+std::string DigestOf(const nlohmann::json& turn) {
+  const std::string text = turn.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return ToHex(Blake2b({reinterpret_cast<const uint8_t*>(text.data()), text.size()}));
+}
+
 // A record, and what it was made for.
 struct KeyedRecord {
   std::string key;
@@ -47,10 +74,11 @@ struct KeyedRecord {
 
 Result<KeyedRecord> ReadKeyed(const std::string& path) {
   QKV_ASSIGN_OR_RETURN(const std::string text, ReadText(path, kMaxRecordBytes));
-  const nlohmann::json object = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  const bool good =
-      object.is_object() && object.contains("key") && object["key"].is_string() && object.contains("turn");
-  if (!good) return Status(StatusCode::kCorrupt, path + " is no record of a turn");
+  const nlohmann::json object = ParseShallow(text);
+  const auto is_text = [&](const char* key) { return object.contains(key) && object[key].is_string(); };
+  const bool good = object.is_object() && object.contains("turn") && is_text("key") && is_text("digest") &&
+                    object["digest"] == DigestOf(object["turn"]);
+  if (!good) return Status(StatusCode::kCorrupt, path + " is no record of a turn, or was changed");
   KeyedRecord keyed{object["key"], {}};
   Result<TurnRecord> record = TurnRecordFromJson(object["turn"].dump());
   if (!record) return Status(record.status().code(), path + ": " + record.status().message());
@@ -97,7 +125,7 @@ Status CheckTurnCards(const TurnRecord& record, const TurnJob& job, const Model&
     return card.path == CardFile(job.turn) || card.path.starts_with(job.turn + ".part");
   };
   if (record.turn != job.turn || record.agent != job.agent.name || record.taken != job.taken ||
-      record.card.path != CardFile(job.turn) || record.gives.empty()) {
+      record.card.path != CardFile(job.turn) || record.gives.empty() != job.readers.empty()) {
     return {StatusCode::kCorrupt, "the record is of another turn"};
   }
   QKV_RETURN_IF_ERROR(CheckHanded(record.card, job.folder, model, /*whole=*/true));
@@ -128,12 +156,7 @@ Result<std::unique_ptr<RunRecords>> RunRecords::Open(const std::string& path, bo
   }
   QKV_RETURN_IF_ERROR(MakeFolders(path));
   records->made_ = !there;
-  records->lock_ = open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (records->lock_ < 0) return IoError(lock, errno);
-  if (flock(records->lock_, LOCK_EX | LOCK_NB) != 0) {
-    return Status(StatusCode::kIo,
-                  errno == EWOULDBLOCK ? path + ": another run is at work here" : IoError(lock, errno).message());
-  }
+  QKV_ASSIGN_OR_RETURN(records->lock_, Lock(path, lock));
   return records;
 }
 
@@ -167,8 +190,9 @@ std::optional<TurnRecord> RunRecords::Find(const TurnJob& job, const Model& mode
 }
 
 Status RunRecords::Keep(const TurnRecord& record, const TurnJob& job, const Model& model) const {
-  const std::string text =
-      fmt::format("{{\"key\": \"{}\",\n\"turn\": {}}}\n", ToHex(TurnKey(job, model)), TurnRecordToJson(record));
+  const nlohmann::json turn = nlohmann::json::parse(TurnRecordToJson(record));
+  const std::string text = fmt::format("{{\"key\": \"{}\",\n\"digest\": \"{}\",\n\"turn\": {}}}\n",
+                                       ToHex(TurnKey(job, model)), DigestOf(turn), turn.dump());
   return WriteFileAtomic(RecordFile(path_, job.turn), {{reinterpret_cast<const uint8_t*>(text.data()), text.size()}});
 }
 

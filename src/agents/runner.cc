@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -24,7 +25,14 @@ Runner::Runner(const Topology& topology, const Schedule& schedule, const Model& 
 
 Status Runner::Run() {
   Stopwatch watch;
-  if (!options_.anchors_folder.empty()) QKV_RETURN_IF_ERROR(CheckEarlierRun(options_.anchors_folder));
+  if (!options_.anchors_folder.empty()) {
+    const auto goes_by_them = [](const Agent& agent) { return agent.policy == Policy::kTopology; };
+    if (std::none_of(topology_.agents.begin(), topology_.agents.end(), goes_by_them)) {
+      return {StatusCode::kInvalidArgument,
+              "anchors of an earlier run count in policy topology, which no agent has; leave them out"};
+    }
+    QKV_ASSIGN_OR_RETURN(anchors_id_, EarlierRunId(options_.anchors_folder));
+  }
   QKV_ASSIGN_OR_RETURN(kept_, RunRecords::Open(options_.folder, options_.resume));
   Status status;
   const std::vector<Turn>& turns = schedule_.turns;
@@ -67,7 +75,10 @@ TurnJob Runner::JobOf(size_t index) const {
     }
   }
   job.folder = options_.folder;
-  job.anchors_folder = options_.anchors_folder;
+  if (job.agent.policy == Policy::kTopology) {
+    job.anchors_folder = options_.anchors_folder;
+    job.anchors_id = anchors_id_;
+  }
   job.session = options_.session;
   if (job.session.context == 0) job.session.context = topology_.context;
   return job;

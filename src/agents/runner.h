@@ -70,6 +70,7 @@ class Runner {
   std::mutex hooks_mutex_;
   std::unique_ptr<RunRecords> kept_;
   std::vector<std::optional<TurnRecord>> records_;  // of each turn
+  std::string anchors_id_;
   int64_t total_us_ = 0;
   std::atomic<bool> cancelled_{false};
 };

@@ -37,6 +37,7 @@ constexpr std::string_view kPlacements[] = {"same", "worker"};  // as Placement
 constexpr const char* kAllPrompts = "all prompts together, inputs filled in,";
 constexpr size_t kMaxNameBytes = 64;
 constexpr size_t kMaxStops = 16;
+constexpr uint64_t kMinCardBytes = 4096;  // no card is smaller
 constexpr uint64_t kMaxCardBytes = 1ull << 40;
 constexpr uint32_t kMaxTimeoutS = 7 * 24 * 3600;
 
@@ -194,7 +195,7 @@ class TopologyReader {
     }
     Budget budget;
     QKV_RETURN_IF_ERROR(map.Number("bits", 2.0, 16.0, &budget.bits));
-    QKV_RETURN_IF_ERROR(map.Number<uint64_t>("max_bytes", 1, kMaxCardBytes, &budget.max_bytes));
+    QKV_RETURN_IF_ERROR(map.Number<uint64_t>("max_bytes", kMinCardBytes, kMaxCardBytes, &budget.max_bytes));
     return budget;
   }
 

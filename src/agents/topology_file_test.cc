@@ -183,7 +183,7 @@ TEST(TopologyFileTest, ErrorsSayWhereAndWhatToDo) {
       {"agents:\n  a: {prompt: p, bits: 1.9}\n", "t.yaml:2:24: 'bits' is a number from 2 to 16, but found '1.9'"},
       {"agents:\n  a: {prompt: p, bits: 17}\n", "t.yaml:2:24: 'bits' is a number from 2 to 16, but found '17'"},
       {"agents:\n  a: {prompt: p, max_bytes: 0}\n",
-       "t.yaml:2:29: 'max_bytes' is a whole number from 1 to 1099511627776, but found '0'"},
+       "t.yaml:2:29: 'max_bytes' is a whole number from 4096 to 1099511627776, but found '0'"},
       {"agents:\n  a: {prompt: p, bits: 4, max_bytes: 9}\n",
        "t.yaml:2:38: both 'bits' and 'max_bytes'; a budget is one of them"},
   };
@@ -242,7 +242,7 @@ TEST(TopologyFileTest, PoliciesHaveAChoiceWithinTheirBudget) {
   const std::string agents = "agents: {a: {prompt: p, policy: local}, b: {prompt: p}}\nedges:\n- {from: a, to: b, ";
   EXPECT_EQ(Parse(agents + "bits: 3}\n").agents[0].policy, Policy::kLocal);
   EXPECT_EQ(ErrorOf(agents + "bits: 16}\n").substr(0, 36), "t.yaml:1:10: agent 'a': at this size");
-  EXPECT_EQ(Parse(agents + "max_bytes: 5}\n").agents[0].budget.max_bytes, 5U);
+  EXPECT_EQ(Parse(agents + "max_bytes: 5000}\n").agents[0].budget.max_bytes, 5000U);
 }
 
 TEST(TopologyFileTest, SystemMessagesAreForThoseWhoStart) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -90,7 +91,23 @@ class TurnRunner {
       QKV_ASSIGN_OR_RETURN(text, NextUserTurn(model_, job_.agent.prompt, OpenTurn(), Speaks()));
     }
     prompt_ = model_.Tokenize(text, /*add_special=*/StartsContext());
-    return prompt_.empty() ? Status(StatusCode::kInvalidArgument, "the prompt is empty") : Status();
+    if (prompt_.empty()) return {StatusCode::kInvalidArgument, "the prompt is empty"};
+    return CheckShares();
+  }
+
+  // Whether there is something that it shares, and whether it can be told from the rest.
+  Status CheckShares() const {
+    if (job_.agent.shares.empty() || job_.readers.empty()) return {};
+    const bool has_system = messages_.size() > 1;
+    if (has_system && SegmentsOf(model_, messages_, prompt_, job_.agent.name).empty()) {
+      return {StatusCode::kUnsupported,
+              "the model's chat template puts the system message into the user's, so that 'shares' cannot tell them "
+              "apart: leave out 'shares', or 'system'"};
+    }
+    if ((has_system && Shares("system")) || Shares("user") || (Speaks() && Shares(std::string(kGenerated)))) return {};
+    return {StatusCode::kInvalidArgument,
+            "in this turn it has no segment of the roles that it 'shares', so that others would get nothing: share "
+            "another role too"};
   }
 
   // What the assistant has said, where the context ends within its turn.
@@ -117,8 +134,20 @@ class TurnRunner {
                   session_->fused().message()};
     }
     const Status room = session_->CheckRoomFor(before + (Speaks() ? 1 : 0), record_.taken_tokens);
-    if (room.ok()) return {};
-    return {room.code(), room.message() + " ('context' of the topology, or -c)"};
+    if (!room.ok()) return {room.code(), room.message() + " ('context' of the topology, or -c)"};
+    return CheckBudget();
+  }
+
+  // Before the work: whether what is read alone is too much.
+  Status CheckBudget() const {
+    const uint64_t available = job_.agent.budget.max_bytes;
+    if (available == 0) return {};
+    const size_t least = prompt_.size() * TokenBytes(session_->state_layout().shapes, kLevels.front());
+    if (least <= available) return {};
+    return {StatusCode::kOutOfRange,
+            fmt::format("'max_bytes' is too small: what it reads, {} tokens, needs {} bytes at least, but {} are "
+                        "available",
+                        prompt_.size(), least, available)};
   }
 
   // The longest of the receivers' prompts, in bytes, of which a token has at least one.
@@ -141,7 +170,10 @@ class TurnRunner {
   }
 
   Status Read() {
-    QKV_RETURN_IF_ERROR(session_->KeepQueries(kWindowTokens, kWindowStride));
+    // Without flash attention there are no anchors, and other policies than uniform say that they need it.
+    if (session_->flash_attention() || job_.agent.policy != Policy::kUniform) {
+      QKV_RETURN_IF_ERROR(session_->KeepQueries(kWindowTokens, kWindowStride));
+    }
     PrefillOptions options;
     if (hooks_.progress) {
       options.progress = [this](size_t done, size_t total) { hooks_.progress("reading", done, total); };
@@ -183,12 +215,11 @@ class TurnRunner {
     record_.text = generation.text;
     record_.outcome = OutcomeOf(generation);
     const Status rest = DecodeRest(generation, session_.get());
-    if (rest.code() == StatusCode::kOutOfRange) {
+    const bool cut = rest.code() == StatusCode::kOutOfRange;  // the last token, or the end, has no room
+    if (!cut) QKV_RETURN_IF_ERROR(rest);
+    if (cut && record_.outcome != Outcome::kStopped) {
       record_.outcome = Outcome::kFull;
-      if (generation.end_token < 0)
-        record_.text = TextOf(std::span(generation.tokens).first(generation.tokens.size() - 1));
-    } else {
-      QKV_RETURN_IF_ERROR(rest);
+      record_.text.resize(record_.text.size() - model_.Piece(generation.tokens.back()).size());
     }
     record_.generated_tokens = static_cast<uint32_t>(session_->tokens().size() - record_.taken_tokens - prompt_.size());
     return {};
@@ -201,12 +232,6 @@ class TurnRunner {
       case StopReason::kContext: return Outcome::kFull;
       default: return Outcome::kStopped;
     }
-  }
-
-  std::string TextOf(std::span<const int32_t> tokens) const {
-    std::string text;
-    for (const int32_t token : tokens) text += model_.Piece(token);
-    return text;
   }
 
   bool Shares(const std::string& role) const {
@@ -227,27 +252,34 @@ class TurnRunner {
     return segments;
   }
 
-  Status Pack() {
-    watch_.LapUs();
+  // Says in the record what is not as the topology has it.
+  Result<PackOptions> OptionsOfPacking(std::span<const int32_t> own) {
     PackOptions options;
     options.policy = job_.agent.policy;
-    // Nobody is known to read the card, so that there is nothing to go by but the own window.
-    if (options.policy == Policy::kTopology && job_.readers.empty()) options.policy = Policy::kLocal;
+    if (options.policy == Policy::kTopology && job_.readers.empty()) {
+      options.policy = Policy::kLocal;
+      Note("policy local, since nobody reads on");
+    }
     options.code_bits = job_.agent.budget.bits;
     options.max_bytes = job_.agent.budget.max_bytes;
+    options.may_lack_choice = true;
     options.sender = job_.agent.name;
     options.segments = Segments();
     options.all_readers = true;
-    const std::span<const int32_t> own = std::span(session_->tokens()).subspan(record_.taken_tokens);
-    const AttentionWindow window = session_->window();
+    if (options.policy != Policy::kTopology) return options;
     if (!job_.anchors_folder.empty()) {
       QKV_ASSIGN_OR_RETURN(options.anchors, EarlierAnchors(job_.anchors_folder, job_.turn, own));
       for (Anchor& anchor : options.anchors) anchor.token += record_.taken_tokens;
     }
-    if (job_.agent.probe && !job_.receiver_prompts.empty()) {
-      QKV_ASSIGN_OR_RETURN(options.probe, Probe());
-      AddStage("probe");
-    }
+    if (job_.agent.probe) QKV_RETURN_IF_ERROR(Probe(&options.probe));
+    return options;
+  }
+
+  Status Pack() {
+    watch_.LapUs();
+    const std::vector<int32_t> own(session_->tokens().begin() + record_.taken_tokens, session_->tokens().end());
+    const AttentionWindow window = session_->window();
+    QKV_ASSIGN_OR_RETURN(const PackOptions options, OptionsOfPacking(own));
     PackTimes times;
     const PackSource source{session_->card_context(), own, &window, 0};
     QKV_ASSIGN_OR_RETURN(const PackedCard packed, PackTokens(source, options, &times));
@@ -262,19 +294,35 @@ class TurnRunner {
     record_.code_bits = card.average_code_bits();
     record_.policy = card.info().policy;
     record_.features = card.info().features;
+    const std::vector<uint8_t>& levels = card.plan().level_of_token;
+    const bool alike =
+        std::adjacent_find(levels.begin() + card.exact_tokens(), levels.end(), std::not_equal_to<>()) == levels.end();
+    if (options.policy != Policy::kUniform && alike) Note("at this size every token has the same bits");
     return {};
   }
 
-  // What the receivers will be told, over this context.
-  Result<AttentionWindow> Probe() {
-    QKV_RETURN_IF_ERROR(session_->KeepQueries(0, 1));
+  void Note(const std::string& what) { record_.note += (record_.note.empty() ? "" : "; ") + what; }
+
+  // What the receivers will be told, over this context: as far as it has room for it.
+  Status Probe(AttentionWindow* queries) {
     std::vector<std::vector<int32_t>> instructions;
     const std::string said = record_.generated_tokens == 0 ? "" : TextOfGenerated();
+    size_t longest = 0;
     for (const std::string& prompt : job_.receiver_prompts) {
       QKV_ASSIGN_OR_RETURN(const std::string text, NextUserTurn(model_, prompt, said));
       instructions.push_back(model_.Tokenize(text, /*add_special=*/false));
+      longest = std::max(longest, instructions.back().size());
     }
-    return ProbeWindow(session_.get(), instructions);
+    if (instructions.empty()) return {};
+    if (!session_->CheckRoom(session_->tokens().size() + longest).ok()) {
+      Note("without probe, for which the context has no room");
+      return {};
+    }
+    watch_.LapUs();
+    QKV_RETURN_IF_ERROR(session_->KeepQueries(0, 1));
+    QKV_ASSIGN_OR_RETURN(*queries, ProbeWindow(session_.get(), instructions));
+    AddStage("probe");
+    return {};
   }
 
   std::string TextOfGenerated() const {
@@ -284,6 +332,7 @@ class TurnRunner {
 
   Status HandOn(const Card& card) {
     record_.card = {CardFile(job_.turn), ToHex(card.content_id()), card.tokens()};
+    if (job_.readers.empty()) return {};
     if (job_.agent.shares.empty()) {
       record_.gives = {record_.card};
       record_.card_bytes = card.file_bytes();

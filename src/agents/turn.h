@@ -25,6 +25,7 @@ struct TurnJob {
   std::vector<SegmentReader> readers;
   std::vector<std::string> receiver_prompts;
   std::string folder;          // of the run: cards are read and written here
+  std::string anchors_id;      // EarlierRunId of the next; empty: none
   std::string anchors_folder;  // of an earlier run of the same topology, whose receivers left anchors; or empty
   SessionOptions session;      // threads, batch, cache types...; context 0: as much as is needed
 };

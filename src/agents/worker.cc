@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "agents/run_json.h"
+#include "agents/shallow_json.h"
 #include "runtime/model.h"
 
 namespace qkvshare {
@@ -32,7 +33,7 @@ class WorkerOutput {
 
   Status Take(const std::string& line) {
     try {
-      return TakeObject(json::parse(line));
+      return TakeObject(ParseShallow(line));
     } catch (const json::exception&) {
       return {StatusCode::kCorrupt, fmt::format("the worker said what no worker says: {:.80}", line)};
     }

@@ -1,10 +1,12 @@
 // qkvshare agents run: a topology, from its file to what its agents wrote.
 #include <fmt/format.h>
+#include <sys/prctl.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <csignal>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -42,14 +44,18 @@ struct AgentsRunFlags {
 
 constexpr size_t kMaxJobBytes = size_t{256} << 20;
 
-std::string PerToken(int64_t us) { return us > 0 ? FormatUs(us) : "-"; }
+std::string TimeOrDash(int64_t us) { return us > 0 ? FormatUs(us) : "-"; }
 
-// "critic.2: 512 taken over, 20 read, 35 written (stopped); 12 kB, first token after 0.12 s".
+// "critic.2: 512 tokens taken over, 20 read, 35 written (stopped); 12 kB handed on at 4.00 bits, first token after
+// ...".
 std::string TurnLine(const TurnRecord& turn) {
-  return Printable(fmt::format(
-      "{}: {} tokens taken over, {} read, {} written ({}){}; card of {} at {:.2f} bits, first token after {}",
-      turn.turn, turn.taken_tokens, turn.read_tokens, turn.generated_tokens, OutcomeName(turn.outcome),
-      turn.resumed ? ", done before" : "", FormatBytes(turn.card_bytes), turn.code_bits, FormatUs(turn.ttft_us)));
+  const std::string handed_on =
+      turn.gives.empty() ? ""
+                         : fmt::format("{} handed on at {:.2f} bits, ", FormatBytes(turn.card_bytes), turn.code_bits);
+  return Printable(fmt::format("{}: {} tokens taken over, {} read, {} written ({}){}; {}first token after {}{}",
+                               turn.turn, turn.taken_tokens, turn.read_tokens, turn.generated_tokens,
+                               OutcomeName(turn.outcome), turn.resumed ? ", done before" : "", handed_on,
+                               FormatUs(turn.ttft_us), turn.note.empty() ? "" : "; " + turn.note));
 }
 
 void PrintTable(const RunRecord& run) {
@@ -60,8 +66,9 @@ void PrintTable(const RunRecord& run) {
   int64_t ttft = 0, reprefill = 0;
   for (const TurnRecord& turn : run.turns) {
     rows.push_back({turn.turn, fmt::format("{}", turn.taken_tokens), fmt::format("{}", turn.read_tokens),
-                    fmt::format("{}", turn.generated_tokens), OutcomeName(turn.outcome), FormatBytes(turn.card_bytes),
-                    FormatUs(turn.ttft_us), PerToken(run.ReprefillUs(turn)),
+                    fmt::format("{}", turn.generated_tokens), OutcomeName(turn.outcome),
+                    turn.gives.empty() ? "-" : FormatBytes(turn.card_bytes), FormatUs(turn.ttft_us),
+                    TimeOrDash(run.ReprefillUs(turn)),
                     turn.mode + (turn.worker ? ", worker" : "") + (turn.resumed ? ", done before" : "")});
     taken += turn.taken_tokens;
     bytes += turn.card_bytes;
@@ -168,13 +175,13 @@ class AgentsRun {
 
   Status Report() {
     const RunRecord run = runner_->Record();
-    if (!flags_.html.empty()) QKV_RETURN_IF_ERROR(WritePage(run));
     if (flags_.json) {
       PrintJson(nlohmann::json::parse(RunRecordToJson(run)));
     } else {
       PrintTable(run);
       PrintAnswers(schedule_, run);
     }
+    if (!flags_.html.empty()) QKV_RETURN_IF_ERROR(WritePage(run));
     return {};
   }
 
@@ -219,6 +226,7 @@ Command AddAgentsRun(CLI::App* app) {
 }
 
 int RunAgentsWorker() {
+  prctl(PR_SET_PDEATHSIG, SIGTERM);  // a run that is killed takes its workers with it
   IgnoreBrokenPipes();
   std::atomic<bool> cancelled{false};
   const InterruptScope interrupt([&] { cancelled = true; });

@@ -1,5 +1,6 @@
 #include "policy/score.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -26,6 +27,11 @@ class ScoreMaker {
     QKV_ASSIGN_OR_RETURN(const std::vector<double> transferability, ReceiverScore());
     for (size_t t = 0; t < tokens; ++t) {
       score.multiplier[t] = alpha * importance[t] + (1 - alpha) * transferability[t];
+    }
+    for (const SegmentPrior& segment : input_.transfer.segments) {
+      if (!segment.unread) continue;
+      const size_t end = std::min(segment.first_token + segment.tokens, tokens);
+      for (size_t t = segment.first_token; t < end; ++t) score.multiplier[t] = 0;
     }
     score.used = used_;
     return score;

@@ -37,6 +37,7 @@ struct PackOptions {
   std::shared_ptr<const StaticProfile> profile;
   std::string sender;  // agent name
   uint32_t hop = 0;
+  bool may_lack_choice = false;   // a budget that leaves the policy no choice is met all the same: all tokens are alike
   std::vector<Segment> segments;  // empty: one segment of role "prompt"
   bool all_readers = false;       // the segments name all readers: one without any is read by nobody
   // What the policy may look at besides the session: how the model predicted each token (PredictionMeter), anchors of
