@@ -349,12 +349,18 @@ TEST_F(AgentsRunTest, ByteBudgets) {
 }
 
 TEST_F(AgentsRunTest, OutcomesAreReportedAndDoNotEndTheRun) {
-  // A stop text that is there at once.
-  const auto first =
-      Succeed(Replaced(kChain, "writer: {", "writer: {stop: ['a', 'e', ' ', 't', 's', 'n', 'i', 'o'], "));
-  EXPECT_EQ(first->record.turns.size(), 3u);
-  EXPECT_EQ(first->record.turns[1].outcome, Outcome::kStopped);
-  EXPECT_LT(first->record.turns[1].text.size(), Succeed(kChain, {.folder = "again"})->record.turns[1].text.size());
+  // A stop text: a letter of what is said without it.
+  const std::string chain = Replaced(kChain, "predict: 6", "predict: 40");
+  const auto first = Succeed(chain);
+  const TurnRecord& plain = first->record.turns[1];
+  EXPECT_EQ(Succeed(kChain, {.folder = "limit"})->record.turns[1].outcome, Outcome::kLimit);
+  const auto letter = std::find_if(plain.text.begin(), plain.text.end(), [](char c) { return c >= 'a' && c <= 'z'; });
+  ASSERT_NE(letter, plain.text.end());
+  const std::string stopping = Replaced(chain, "writer: {", std::string("writer: {stop: '") + *letter + "', ");
+  const auto stopped = Succeed(stopping, {.folder = "stop"});
+  EXPECT_EQ(stopped->record.turns.size(), 3u);
+  EXPECT_EQ(stopped->record.turns[1].outcome, Outcome::kStopped);
+  EXPECT_EQ(stopped->record.turns[1].text, std::string(plain.text.begin(), letter));
   // The context ends within the answer.
   Settings other{.folder = "full"};
   const uint32_t room = first->record.turns[0].card.tokens + first->record.turns[1].read_tokens + 3;
