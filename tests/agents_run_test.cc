@@ -141,34 +141,45 @@ TEST_F(AgentsRunTest, AChainHandsItsContextOn) {
   EXPECT_GT(run->record.ReprefillUs(turns[2]), 0);
 }
 
-// With cards of 16 bits, a chain of agents says, token for token, what one context says that is told the same.
+// With cards of 16 bits, a chain of five hops says, token for token, what one context says that is told the same in the
+// same pieces.
 TEST_F(AgentsRunTest, AChainSaysWhatOneContextSays) {
-  const auto run = Succeed(kChain);
+  constexpr const char* kFiveHops = R"(
+context: 1024
+defaults: {bits: 16, predict: 12, temp: 0}
+agents:
+  a: {system: You read., prompt: The cat is at the mill.}
+  b: {prompt: Where is it}
+  c: {prompt: Who else is there}
+  d: {prompt: What is the ice like}
+  e: {prompt: Say it again}
+  f: {prompt: And now in one word}
+edges:
+  - {from: a, to: b}
+  - {from: b, to: c}
+  - {from: c, to: d}
+  - {from: d, to: e}
+  - {from: e, to: f}
+)";
+  const auto run = Succeed(kFiveHops);
+  ASSERT_EQ(run->record.turns.size(), 6u);
   std::vector<int32_t> tokens;
-  const auto session = MakeSession(*model_);
+  SessionOptions options = TinyOptions();
+  options.context = 1024;
+  const auto session = MakeSession(*model_, options);
   for (const TurnRecord& turn : run->record.turns) {
     const Card card = Open(turn.card.path);
     const std::span<const int32_t> own = card.token_ids();
-    for (const std::span<const int32_t> part : {own.first(turn.read_tokens), own.subspan(turn.read_tokens)}) {
-      for (size_t i = 0; i < part.size(); ++i) {
-        const bool generated = part.data() != own.data();
-        if (!generated) break;
-        // Each generated token is the one that the context likes best.
-        const float* logits = session->logits();
-        ASSERT_NE(logits, nullptr);
-        const auto best = std::max_element(logits, logits + model_->vocab_size()) - logits;
-        EXPECT_EQ(part[i], best) << turn.turn << " token " << i;
-        ASSERT_TRUE(session->Prefill(part.subspan(i, 1), {}).ok());
-      }
-      if (part.data() == own.data()) {
-        const Status status = session->Prefill(part, {});
-        ASSERT_TRUE(status.ok()) << status.message();
-      }
+    ASSERT_TRUE(session->Prefill(own.first(turn.read_tokens), {}).ok());
+    for (size_t i = turn.read_tokens; i < own.size(); ++i) {
+      const float* logits = session->logits();
+      const auto best = std::max_element(logits, logits + model_->vocab_size()) - logits;
+      EXPECT_EQ(own[i], best) << turn.turn << ", token " << i;
+      ASSERT_TRUE(session->Prefill(own.subspan(i, 1), {}).ok());
     }
     tokens.insert(tokens.end(), own.begin(), own.end());
   }
   EXPECT_EQ(session->tokens(), tokens);
-  EXPECT_GE(run->record.turns[1].generated_tokens, 1u);
 }
 
 TEST_F(AgentsRunTest, OneCardServesSeveralReceivers) {

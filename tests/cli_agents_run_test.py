@@ -6,10 +6,12 @@ import shutil
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 from cli_support import (INTERRUPTED, MISSING, TOO_LONG, USAGE, CliTest, environment, folder, main, path, setUpModule,
                          words_of, write_model)
 
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "agents"
 CHAIN = """
 context: 512
 defaults: {bits: 8, predict: 6, temp: 0}
@@ -117,6 +119,13 @@ class AgentsRunTest(CliTest):
         self.assertIn("anchors", again["turns"][0]["features"])
         self.fail_with(MISSING, "agents", "run", path("t.yaml"), "--dir", path("three.run"), "--anchors-from",
                        path("none"), says="none")
+
+    def test_examples(self):
+        for example in sorted(EXAMPLES.glob("*.yaml")):
+            with self.subTest(example=example.name):
+                report = self.report("agents", "run", example, "-m", path("long.gguf"), "-c", "16000", "--dir",
+                                     path(f"{example.stem}.run"))
+                self.assertGreaterEqual(len(report["turns"]), 5)
 
     def test_errors(self):
         run = ["agents", "run", path("t.yaml")]
