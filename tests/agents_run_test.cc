@@ -247,12 +247,14 @@ edges:
   ASSERT_EQ(reader.gives.size(), 2u);
   EXPECT_EQ(reader.gives[0].id, reader.card.id);
   EXPECT_EQ(reader.gives[0].tokens, 4u);
-  EXPECT_EQ(reader.gives[1].tokens, reader.generated_tokens);
   EXPECT_EQ(writer.taken, reader.gives);
-  EXPECT_EQ(writer.taken_tokens, 4 + reader.generated_tokens);
   const Card whole = Open("reader.card");
   const Card part = Open(reader.gives[1].path);
-  const auto generated = whole.token_ids().subspan(reader.read_tokens);
+  const auto generated = whole.token_ids().subspan(whole.tokens() - part.tokens());
+  // With the start of the assistant's turn.
+  const std::string answer = model_->Detokenize({generated.begin(), generated.end()});
+  EXPECT_TRUE(answer.starts_with("<|im_start|>assistant\n")) << answer;
+  EXPECT_EQ(writer.taken_tokens, 4 + part.tokens());
   EXPECT_TRUE(std::equal(generated.begin(), generated.end(), part.token_ids().begin(), part.token_ids().end()));
 }
 
@@ -268,6 +270,25 @@ edges:
   - {from: critic, to: writer, rounds: 2}
 )";
   Fail(kNothing, StatusCode::kInvalidArgument, {"agent 'writer', turn writer.2", "'shares'"});
+}
+
+TEST_F(AgentsRunTest, WhatIsSharedOfAUsersTurnEndsWithIt) {
+  constexpr const char* kUser = R"(
+context: 512
+defaults: {bits: 8, predict: 6, temp: 0}
+agents:
+  reader: {prompt: The cat is at the mill., shares: user}
+  writer: {prompt: Where is it}
+edges:
+  - {from: reader, to: writer}
+)";
+  const auto run = Succeed(kUser);
+  std::string text;
+  for (const HandedCard& taken : run->record.turns[1].taken) {
+    const Card card = Open(taken.path);
+    text += model_->Detokenize({card.token_ids().begin(), card.token_ids().begin() + taken.tokens});
+  }
+  EXPECT_TRUE(text.ends_with("The cat is at the mill.<|im_end|>\n")) << text;
 }
 
 TEST_F(AgentsRunTest, PartsAndWholesMeetInOneContext) {
@@ -311,10 +332,10 @@ edges:
   const std::vector<Anchor> anchors = Take(EarlierAnchors(Path("first"), "reader", card.token_ids()));
   ASSERT_FALSE(anchors.empty());
   for (const Anchor& anchor : anchors) {
-    EXPECT_GE(anchor.token, reader.read_tokens);  // what was not shared nobody saw, but for the start
+    EXPECT_GE(anchor.token, card.info().segments[1].first_token);  // what was not shared nobody saw, but for the start
     EXPECT_LT(anchor.token, card.tokens());
   }
-  EXPECT_TRUE(Take(EarlierAnchors(Path("first"), "reader", card.token_ids().first(reader.read_tokens))).empty());
+  EXPECT_TRUE(Take(EarlierAnchors(Path("first"), "reader", card.token_ids().first(8))).empty());
   const auto second = Succeed(kSharing, {.anchors = "first"});
   EXPECT_NE(second->record.turns[0].features, reader.features);
   Fail(Replaced(kSharing, "policy: topology, ", ""), StatusCode::kInvalidArgument, {"policy topology"},

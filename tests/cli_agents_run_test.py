@@ -132,6 +132,7 @@ class AgentsRunTest(CliTest):
         self.fail_with(USAGE, "agents", "run", says="file")
         self.fail_with(MISSING, "agents", "run", path("none.yaml"), says="none.yaml")
         self.fail_with(USAGE, *run, "--html", path("t.yaml"), says="overwritten")
+        self.fail_with(USAGE, *run, "--html", path("doc.txt"), says="not a page")
         self.fail_with(USAGE, *run, "--anchors-from", path("t.run"), says="policy topology")
         self.fail_with(USAGE, *run, "--parallel", "0", says="parallel")
         self.fail_with(TOO_LONG, *run, "-c", "20", says=["agent 'reader'", "needed"])

@@ -182,6 +182,8 @@ Result<TurnRecord> TurnRecordFromJson(const std::string& text) {
   return record;
 }
 
+std::string AsUtf8(const std::string& text) { return json::parse(Line(text)).get<std::string>(); }
+
 std::string RunRecordToJson(const RunRecord& record) {
   json turns = json::array();
   uint64_t taken = 0, read = 0, generated = 0, taken_bytes = 0, card_bytes = 0;

@@ -14,6 +14,9 @@ std::string TurnRecordToJson(const TurnRecord& record);
 // kCorrupt names the field. Other fields than the record's are passed over. Names, paths and ids may be anything.
 Result<TurnRecord> TurnRecordFromJson(const std::string& text);
 
+// The text with U+FFFD for what is not valid UTF-8.
+std::string AsUtf8(const std::string& text);
+
 // For people's programs, and not read back: the turns also have `reprefill_us`, and there are `totals`.
 std::string RunRecordToJson(const RunRecord& record);
 

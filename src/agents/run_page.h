@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "agents/run_record.h"
@@ -10,6 +11,9 @@
 #include "agents/turn_tokens.h"
 
 namespace qkvshare {
+
+// What each page starts with.
+inline constexpr std::string_view kPageStart = "<!DOCTYPE html>";
 
 // One HTML document in UTF-8 that needs nothing else: no network, no scripts. Light or dark, as the reader's system is.
 // tokens: of each turn of the record; what is missing has no bit map. A record may lack turns of the schedule, those

@@ -112,6 +112,12 @@ Status CheckOwnCard(const TurnRecord& record, const TurnJob& job) {
 
 }  // namespace
 
+HandedCard StartOf(const TurnRecord& turn) {
+  HandedCard start = turn.taken.empty() ? turn.card : turn.taken.front();
+  start.tokens = std::min(start.tokens, static_cast<uint32_t>(kSinkTokens));
+  return start;
+}
+
 Digest TurnKey(const TurnJob& job, const Model& model) {
   Blake2bHasher hasher;
   hasher.UpdateString("qkvshare turn 1");
@@ -132,7 +138,7 @@ Status CheckTurnCards(const TurnRecord& record, const TurnJob& job, const Model&
   QKV_RETURN_IF_ERROR(CheckOwnCard(record, job));
   for (const HandedCard& given : record.gives) {
     if (given == record.card) continue;
-    const bool is_start = &given == record.gives.data();  // of the context, which others wrote
+    const bool is_start = given == StartOf(record);  // of the context, which others may have written
     if (!is_own(given) && !is_start) return {StatusCode::kCorrupt, given.path + " is no card of this turn"};
     if (given.path.find('/') != std::string::npos) return {StatusCode::kCorrupt, given.path + " is not in the folder"};
     QKV_RETURN_IF_ERROR(CheckHanded(given, job.folder, model, /*whole=*/!is_start));

@@ -16,6 +16,10 @@ namespace qkvshare {
 // What a turn's result follows from: its job, and the model.
 Digest TurnKey(const TurnJob& job, const Model& model);
 
+// The first tokens of a turn's context, which receive much attention whatever they say (attention sinks): who is given
+// parts of it only gets these too.
+HandedCard StartOf(const TurnRecord& turn);
+
 // Whether a turn's cards are what its record says and what its job asked for, as for cards from outside: all digests,
 // the model, and what they continue. kCorrupt, kMismatch, kNotFound, kIo; names the file.
 Status CheckTurnCards(const TurnRecord& record, const TurnJob& job, const Model& model);

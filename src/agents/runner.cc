@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "agents/earlier_anchors.h"
@@ -11,6 +13,7 @@
 #include "agents/worker.h"
 #include "base/parallel.h"
 #include "base/stopwatch.h"
+#include "runtime/prompt.h"
 
 namespace qkvshare {
 
@@ -25,14 +28,7 @@ Runner::Runner(const Topology& topology, const Schedule& schedule, const Model& 
 
 Status Runner::Run() {
   Stopwatch watch;
-  if (!options_.anchors_folder.empty()) {
-    const auto goes_by_them = [](const Agent& agent) { return agent.policy == Policy::kTopology; };
-    if (std::none_of(topology_.agents.begin(), topology_.agents.end(), goes_by_them)) {
-      return {StatusCode::kInvalidArgument,
-              "anchors of an earlier run count in policy topology, which no agent has; leave them out"};
-    }
-    QKV_ASSIGN_OR_RETURN(anchors_id_, EarlierRunId(options_.anchors_folder));
-  }
+  QKV_RETURN_IF_ERROR(Check());
   QKV_ASSIGN_OR_RETURN(kept_, RunRecords::Open(options_.folder, options_.resume));
   Status status;
   const std::vector<Turn>& turns = schedule_.turns;
@@ -45,6 +41,35 @@ Status Runner::Run() {
   kept_.reset();  // others may go on with it
   total_us_ = watch.LapUs();
   return status;
+}
+
+// What can be known to be wrong before there is a folder.
+Status Runner::Check() {
+  if (!model_.ApplyChatTemplate({{"user", "x"}}, true)) {
+    return {StatusCode::kUnsupported,
+            "agents speak through the model's chat template, which this model does not have or "
+            "which cannot be read; use another model"};
+  }
+  const auto is_worker = [](const Agent& agent) { return agent.placement == Placement::kWorker; };
+  if (std::any_of(topology_.agents.begin(), topology_.agents.end(), is_worker)) {
+    for (const std::string& path : {options_.folder, options_.model_path, options_.anchors_folder}) {
+      if (!CheckUtf8(path).ok()) {
+        return {StatusCode::kInvalidArgument, path + " is not UTF-8, as workers need it; give it another name"};
+      }
+    }
+  }
+  if (options_.anchors_folder.empty()) return {};
+  const auto goes_by_them = [](const Agent& agent) { return agent.policy == Policy::kTopology; };
+  if (std::none_of(topology_.agents.begin(), topology_.agents.end(), goes_by_them)) {
+    return {StatusCode::kInvalidArgument,
+            "anchors of an earlier run count in policy topology, which no agent has; leave them out"};
+  }
+  std::error_code error;
+  if (std::filesystem::equivalent(options_.anchors_folder, options_.folder, error)) {
+    return {StatusCode::kInvalidArgument, options_.folder + " is this run's own folder: anchors are of an earlier run"};
+  }
+  QKV_ASSIGN_OR_RETURN(anchors_id_, EarlierRunId(options_.anchors_folder));
+  return {};
 }
 
 Status Runner::RunLevel(size_t first, size_t end) {

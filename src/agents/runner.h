@@ -55,6 +55,7 @@ class Runner {
   void Cancel() { cancelled_ = true; }
 
  private:
+  Status Check();
   TurnJob JobOf(size_t turn) const;
   Status RunLevel(size_t first, size_t end);
   Status RunOne(size_t turn);

@@ -10,6 +10,8 @@
 #include <utility>
 
 #include "agents/earlier_anchors.h"
+#include "agents/run_json.h"
+#include "agents/run_records.h"
 #include "base/hash.h"
 #include "base/stopwatch.h"
 #include "card/card.h"
@@ -27,10 +29,6 @@ namespace qkvshare {
 namespace {
 
 constexpr std::string_view kGenerated = kOwnRoles[2];
-
-// First tokens of a context that receive much attention whatever they say (attention sinks). Who is given parts of it
-// only gets these too.
-constexpr auto kStartTokens = static_cast<uint32_t>(kSinkTokens);
 
 class TurnRunner {
  public:
@@ -82,17 +80,26 @@ class TurnRunner {
 
   // Own tokens are tokenized by themselves: what was taken over stays as it is.
   Status MakePrompt() {
-    std::string text;
     if (StartsContext()) {
       if (!job_.agent.system.empty()) messages_.push_back({"system", job_.agent.system});
       messages_.push_back({"user", job_.agent.prompt});
-      QKV_ASSIGN_OR_RETURN(text, model_.ApplyChatTemplate(messages_, Speaks()));
-    } else {
-      QKV_ASSIGN_OR_RETURN(text, NextUserTurn(model_, job_.agent.prompt, OpenTurn(), Speaks()));
     }
-    prompt_ = model_.Tokenize(text, /*add_special=*/StartsContext());
+    QKV_ASSIGN_OR_RETURN(prompt_, PromptTokens(Speaks()));
     if (prompt_.empty()) return {StatusCode::kInvalidArgument, "the prompt is empty"};
+    QKV_ASSIGN_OR_RETURN(const std::vector<int32_t> told, PromptTokens(/*add_generation_prompt=*/false));
+    const auto end = std::mismatch(told.begin(), told.end(), prompt_.begin(), prompt_.end()).second;
+    told_tokens_ = static_cast<uint32_t>(end - prompt_.begin());
     return CheckShares();
+  }
+
+  Result<std::vector<int32_t>> PromptTokens(bool add_generation_prompt) const {
+    if (StartsContext()) {
+      QKV_ASSIGN_OR_RETURN(const std::string text, model_.ApplyChatTemplate(messages_, add_generation_prompt));
+      return model_.Tokenize(text, /*add_special=*/true);
+    }
+    QKV_ASSIGN_OR_RETURN(const std::string text,
+                         NextUserTurn(model_, job_.agent.prompt, OpenTurn(), add_generation_prompt));
+    return model_.Tokenize(text, /*add_special=*/false);
   }
 
   // Whether there is something that it shares, and whether it can be told from the rest.
@@ -221,6 +228,7 @@ class TurnRunner {
       record_.outcome = Outcome::kFull;
       record_.text.resize(record_.text.size() - model_.Piece(generation.tokens.back()).size());
     }
+    record_.text = AsUtf8(record_.text);  // as a record can keep it
     record_.generated_tokens = static_cast<uint32_t>(session_->tokens().size() - record_.taken_tokens - prompt_.size());
     return {};
   }
@@ -239,13 +247,15 @@ class TurnRunner {
     return shares.empty() || std::find(shares.begin(), shares.end(), role) != shares.end();
   }
 
-  // Of the own tokens, counted from the first of them.
+  // Of the own tokens, counted from the first of them. The start of the assistant's turn is part of the answer.
   std::vector<Segment> Segments() const {
-    const auto read = static_cast<uint32_t>(prompt_.size());
-    std::vector<Segment> segments = SegmentsOf(model_, messages_, prompt_, job_.agent.name);
-    if (segments.empty()) segments.push_back({"user", job_.agent.name, "", 0, read});
+    const std::span<const int32_t> told = std::span(prompt_).first(told_tokens_);
+    std::vector<Segment> segments = SegmentsOf(model_, messages_, {told.begin(), told.end()}, job_.agent.name);
+    if (segments.empty()) segments.push_back({"user", job_.agent.name, "", 0, told_tokens_});
     const auto all = static_cast<uint32_t>(session_->tokens().size()) - record_.taken_tokens;
-    if (all > read) segments.push_back({std::string(kGenerated), job_.agent.name, "", read, all - read});
+    if (all > told_tokens_) {
+      segments.push_back({std::string(kGenerated), job_.agent.name, "", told_tokens_, all - told_tokens_});
+    }
     for (Segment& segment : segments) {
       if (Shares(segment.role)) segment.readers = job_.readers;
     }
@@ -350,7 +360,7 @@ class TurnRunner {
 
   Status HandOnPart(const Card& card, uint32_t first, uint32_t tokens) {
     const bool at_start = StartsContext() && first == 0;
-    if (record_.gives.empty() && !at_start) record_.gives.push_back(Start());
+    if (record_.gives.empty() && !at_start) record_.gives.push_back(StartOf(record_));
     const std::string file = PartFile(job_.turn, ++parts_written_);
     QKV_ASSIGN_OR_RETURN(const PackedCard packed, SliceCard(card, first, tokens, session_->threads()));
     QKV_RETURN_IF_ERROR(packed.Write(PathOf(file)));
@@ -358,12 +368,6 @@ class TurnRunner {
     record_.gives.push_back({file, ToHex(part.content_id()), part.tokens()});
     record_.card_bytes += part.file_bytes();
     return {};
-  }
-
-  HandedCard Start() const {
-    HandedCard start = StartsContext() ? record_.card : record_.taken.front();
-    start.tokens = std::min(start.tokens, kStartTokens);
-    return start;
   }
 
   const Model& model_;
@@ -374,6 +378,7 @@ class TurnRunner {
   std::vector<CardPart> parts_;
   std::vector<ChatMessage> messages_;  // where a context starts
   std::vector<int32_t> prompt_;
+  uint32_t told_tokens_ = 0;  // of it, the first ones: all but the start of the assistant's turn
   std::unique_ptr<Session> session_;
   size_t parts_written_ = 0;  // of its card
 };

@@ -108,7 +108,10 @@ class AgentsRun {
   Status Run() {
     QKV_ASSIGN_OR_RETURN(topology_, ReadTopology(flags_.file));
     QKV_ASSIGN_OR_RETURN(schedule_, MakeSchedule(topology_));
-    if (!flags_.html.empty()) QKV_RETURN_IF_ERROR(CheckTarget(flags_.html, {flags_.file}));
+    if (!flags_.html.empty()) {
+      QKV_RETURN_IF_ERROR(CheckTarget(flags_.html, {flags_.file}));
+      QKV_RETURN_IF_ERROR(CheckKind(flags_.html, kPageStart, "a page"));
+    }
     ModelFlags model = flags_.model;
     if (model.model.empty()) model.model = topology_.model.empty() ? ModelFlags().model : topology_.model;
     QKV_ASSIGN_OR_RETURN(model_, model.Load());
@@ -169,6 +172,7 @@ class AgentsRun {
       QKV_ASSIGN_OR_RETURN(const Card card, Card::Open((std::filesystem::path(run.folder) / turn.card.path).string()));
       tokens.push_back(ReadTurnTokens(card, [this](int32_t token) { return model_->Detokenize({token}); }));
     }
+    QKV_RETURN_IF_ERROR(CheckKind(flags_.html, kPageStart, "a page"));  // it may be a card of this run by now
     const std::string page = RunPage(topology_, schedule_, run, tokens);
     return WriteFileAtomic(flags_.html, {{reinterpret_cast<const uint8_t*>(page.data()), page.size()}});
   }
