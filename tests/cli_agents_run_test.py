@@ -28,6 +28,20 @@ edges:
   - {from: reader, to: other}
 """
 
+# x hands on its answer and the first tokens of its context; k gets them after y, and again as what j was made on.
+PARTS = """
+context: 512
+defaults: {bits: 8, predict: 6, temp: 0}
+agents:
+  x: {system: You read., prompt: The cat is at the mill., shares: [generated]}
+  y: {prompt: Where is it}
+  j: {prompt: Say it again}
+  k: {prompt: And once more}
+edges:
+  - {from: [x, y], to: j}
+  - {from: [y, j, x], to: k}
+"""
+
 
 class AgentsRunTest(CliTest):
     def setUp(self):
@@ -76,6 +90,24 @@ class AgentsRunTest(CliTest):
         # A card of the run is one like others: whoever has it goes on from there.
         answer = self.report("run", "--card", path("t.run/editor.card"), "--chat", "-p", "And", "-n", "3")
         self.assertEqual(answer["cached_tokens"], turns["editor"]["taken_tokens"] + turns["editor"]["card"]["tokens"])
+
+    def test_a_card_of_parts_goes_on_from_its_file(self):
+        (folder / "t.yaml").write_text(PARTS, encoding="utf-8")
+        turns = {turn["turn"]: turn for turn in self.report("agents", "run", path("t.yaml"))["turns"]}
+        handed = [(card["path"], card["tokens"]) for card in turns["k"]["taken"]]
+        self.assertEqual([name for name, _ in handed], ["y.card", "x.card", "x.part1.card", "j.card"])
+        self.assertLess(handed[1][1], self.report("info", path("t.run/x.card"))["tokens"])
+        alone = ["--card", path("t.run/k.card")]
+        given = [flag for name, _ in handed for flag in ("--card", path(f"t.run/{name}"))] + alone
+        among = ["--card", path("doc4.card"), *alone]  # found parts are what they were there too
+        runs = {(way, flags[1]): self.report("run", *flags, "--chat", "-p", "And", "-n", "3", "--temp", "0", "--inject", way)
+                for way in ("fused", "restore") for flags in (alone, given, among)}
+        tokens = turns["k"]["taken_tokens"] + turns["k"]["card"]["tokens"]
+        for (way, first), run in runs.items():
+            before = self.report("info", first)["tokens"] if first == path("doc4.card") else 0
+            self.assertEqual(run["cached_tokens"], before + tokens, (way, first))
+            if not before:
+                self.assertEqual(run["text"], runs[way, alone[1]]["text"])
 
     def test_the_same_again(self):
         texts = [[turn["text"] for turn in self.report("agents", "run", path("t.yaml"), "--dir", path(name))["turns"]]

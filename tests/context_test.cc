@@ -174,5 +174,34 @@ TEST_F(ContextTest, AContextMayHaveTheFirstTokensOfACard) {
   }
 }
 
+// One card was made on the first tokens of another and on a third; the next on all of these in another order.
+TEST_F(ContextTest, AFewTokensOfACardAreFoundAsSuchInContextsOfContexts) {
+  const SharedCard root = Root(16);
+  const auto alone = [&](const Tokens& tokens) {
+    const auto session = MakeSession(*model_);
+    Prefill(session.get(), tokens);
+    return std::make_shared<const Card>(PackCard(*session, 16));
+  };
+  const SharedCard other = alone(a_);
+  const auto after = [&](const std::vector<CardPart>& parts, const Tokens& tokens) {
+    auto session = MakeSession(*model_, FusedOptions());
+    Take(InjectCards(parts, InjectMode::kFused, session.get()));
+    Prefill(session.get(), tokens);
+    return session;
+  };
+  const SharedCard j = std::make_shared<const Card>(PackCard(*after({{root, 0, 4}, {other, 4, 40}}, b_), 16));
+  const auto writer = after({{other, 0, 40}, {root, 40, 4}, {j, 44, 30}}, b2_);
+  const SharedCard k = std::make_shared<const Card>(PackCard(*writer, 16));
+  Save({{"r", root}, {"other", other}, {"j", j}, {"k", k}});
+  Prefill(writer.get(), suffix_);
+  const std::vector<SharedCard> found = Found("k");
+  ASSERT_EQ(found.size(), 4u);
+  EXPECT_EQ(TokensOf(Take(PlaceCards(found))).size(), 99u);
+  for (const InjectMode mode : kWays) {
+    EXPECT_LT(RelativeError(Logits(*Continue(found, suffix_, mode)), Logits(*writer)), kExactError)
+        << InjectModeName(mode);
+  }
+}
+
 }  // namespace
 }  // namespace qkvshare

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "base/hash.h"
@@ -70,34 +71,35 @@ bool HasGaps(std::span<const CardPart> parts) {
   return false;
 }
 
-// Whether the list has the cards of a context in its order, of each at least as many tokens, and no others.
-bool HasCardsOf(std::span<const CardPart> parts, const std::vector<ContextCard>& context) {
-  const auto suffices = [](const CardPart& part, const ContextCard& entry) {
-    return part.card->content_id() == entry.card && part.tokens >= entry.tokens;
-  };
-  return !HasGaps(parts) && std::equal(parts.begin(), parts.end(), context.begin(), context.end(), suffices);
-}
-
-// Leaves as many tokens of the parts as the card was made on: of all where they are its context, else of the last one
-// where that is its parent.
-Status CutFor(const Card& delta, std::vector<CardPart>* parts) {
-  const std::vector<ContextCard>& context = delta.info().context;
-  if (parts->empty()) return {};
-  if (HasCardsOf(*parts, context)) {
-    uint32_t end = 0;
-    for (size_t i = 0; i < parts->size(); ++i) {
-      CardPart& part = (*parts)[i];
-      part.offset = end;
-      part.tokens = context[i].tokens;
-      end = part.end();
-    }
-    return CheckCardOrder(*parts);  // what others need of them is still there
-  }
+// Leaves as many tokens of the last part as the card was made on, where that is its parent.
+void CutFor(const Card& delta, std::vector<CardPart>* parts) {
+  if (parts->empty()) return;
   CardPart& last = parts->back();
-  if (last.card->content_id() != delta.parent()) return {};
+  if (last.card->content_id() != delta.parent()) return;
   const int64_t made_on = TokensMadeOn(delta, *last.card);
   if (made_on > 0 && made_on < last.tokens) last.tokens = static_cast<uint32_t>(made_on);
-  return {};
+}
+
+// How many tokens of each card are to be there: as many as those after it say that their context had of it, else all.
+// Where they say different numbers, a card that is there several times serves them one after the other.
+std::vector<uint32_t> TokensInContexts(std::span<const std::shared_ptr<const Card>> cards) {
+  std::vector<uint32_t> tokens(cards.size(), 0);  // 0: nothing is said
+  std::map<Digest, std::vector<size_t>> places;
+  for (size_t i = 0; i < cards.size(); ++i) {
+    std::set<size_t> used;  // by this card: its context may have another one twice
+    for (const ContextCard& entry : cards[i]->info().context) {
+      for (const size_t place : places[entry.card]) {
+        if (used.contains(place) || entry.tokens > cards[place]->tokens()) continue;
+        if (tokens[place] != 0 && tokens[place] != entry.tokens) continue;
+        tokens[place] = entry.tokens;
+        used.insert(place);
+        break;
+      }
+    }
+    places[cards[i]->content_id()].push_back(i);
+  }
+  for (size_t i = 0; i < cards.size(); ++i) tokens[i] = tokens[i] == 0 ? cards[i]->tokens() : tokens[i];
+  return tokens;
 }
 
 // Whether the last card lies where it was packed, and so does all that it was made on, and nothing else is there.
@@ -140,7 +142,7 @@ Status CheckGaps(const CardPart& part) {
 Status AppendCard(std::shared_ptr<const Card> card, std::vector<CardPart>* parts) {
   std::vector<CardPart> before = *parts;
   if (card->has_parent()) {
-    QKV_RETURN_IF_ERROR(CutFor(*card, &before));
+    CutFor(*card, &before);
     QKV_RETURN_IF_ERROR(CheckFollows(*card, before));
   }
   const uint32_t tokens = card->tokens();
@@ -152,8 +154,12 @@ Status AppendCard(std::shared_ptr<const Card> card, std::vector<CardPart>* parts
 
 Result<std::vector<CardPart>> PlaceCards(std::span<const std::shared_ptr<const Card>> cards) {
   if (cards.empty()) return Status(StatusCode::kInvalidArgument, "there is no card");
+  const std::vector<uint32_t> tokens = TokensInContexts(cards);
   std::vector<CardPart> parts;
-  for (const std::shared_ptr<const Card>& card : cards) QKV_RETURN_IF_ERROR(AppendCard(card, &parts));
+  for (size_t i = 0; i < cards.size(); ++i) {
+    QKV_RETURN_IF_ERROR(AppendCard(cards[i], &parts));
+    parts.back().tokens = tokens[i];
+  }
   return parts;
 }
 

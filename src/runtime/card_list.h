@@ -23,14 +23,14 @@ struct CardPart {
 };
 
 // Adds a card where the last one ends, or at 0; what was packed elsewhere is moved. A delta card needs all that it was
-// made on in the list, just as it was: its parent, with as many tokens as that had (of a parent that is the last card,
-// those past them are left out), or where it says what its context was, all cards of that. A list that is this context
-// gets the places and the numbers of tokens that it had (of a card perhaps only the first ones).
+// made on in the list, just as it was: its parent, or where it says what its context was, all cards of that; of each
+// just as many tokens. Of a parent that is the last card, those past them are left out.
 // kMismatch names a delta card that lacks a card, kUnsupported one that finds another number of tokens of it; the list
 // stays as it is.
 Status AppendCard(std::shared_ptr<const Card> card, std::vector<CardPart>* parts);
 
-// All of them, one after the other. kInvalidArgument where there is no card.
+// All of them, one after the other; of a card that those after it had in their contexts just the first tokens that it
+// had there. As AppendCard; kInvalidArgument where there is no card.
 Result<std::vector<CardPart>> PlaceCards(std::span<const std::shared_ptr<const Card>> cards);
 
 // Whether no two cards of the list overlap, and delta cards come after what they were made on. As PlaceCards.
