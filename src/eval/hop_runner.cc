@@ -52,7 +52,10 @@ class HopRunner {
       file.emplace(std::move(opened));
       records = file->records();
     }
-    if (!request_.card_folder.empty()) QKV_RETURN_IF_ERROR(MakeFolders(request_.card_folder));
+    if (!request_.card_folder.empty()) {
+      for (const HopRecord& record : records) QKV_RETURN_IF_ERROR(CheckKept(record));
+      QKV_RETURN_IF_ERROR(MakeFolders(request_.card_folder));
+    }
     const bool looks = std::any_of(request_.packs.begin(), request_.packs.end(),
                                    [](const PackOptions& pack) { return pack.policy != Policy::kUniform; });
     QKV_RETURN_IF_ERROR(session_.KeepQueries(request_.cards && looks ? kWindowTokens : 0, kWindowStride));
@@ -90,6 +93,7 @@ class HopRunner {
   static Status Invalid(std::string what) { return {StatusCode::kInvalidArgument, std::move(what)}; }
   Status Check() const;
   Status CheckChain(const HopChain& chain) const;
+  Status CheckKept(const HopRecord& record) const;
 
   Result<std::vector<HopRecord>> RunGroup(size_t first);
   Status RunHop(size_t hop, std::vector<Chain>* chains);
@@ -97,6 +101,9 @@ class HopRunner {
   Status Begin(size_t hop, Chain* chain);
   Status Answer(size_t hop, std::span<Chain* const> going);
   Status End(size_t hop, Chain* chain);
+  std::string CardPath(const std::string& chain, size_t hop) const {
+    return fmt::format("{}/{}.{}.card", request_.card_folder, chain, hop);
+  }
   Result<std::shared_ptr<const Card>> Hand(size_t hop, const PackedCard& packed, Chain* chain) const;
   GenerateOptions OptionsOf(size_t hop, const Chain& chain) const;
   std::vector<Segment> SegmentsOfHop(size_t hop, const Chain& chain) const;
@@ -146,6 +153,24 @@ Status HopRunner::Check() const {
     if (!ids.insert(chain.id).second) return Invalid(fmt::format("two chains have the id {}", chain.id));
   }
   return {};
+}
+
+// Results do not follow from the folder, but a run that goes on with one must not lack the cards of what is done: they
+// may have been dropped then, kept elsewhere, or be another run's.
+Status HopRunner::CheckKept(const HopRecord& record) const {
+  if (record.card_bytes == 0) return {};
+  std::vector<int32_t> sampled = record.tokens;
+  if (record.end_token >= 0) sampled.push_back(record.end_token);
+  const std::string path = CardPath(record.chain, record.hop);
+  const Result<Card> card = Card::Open(path);
+  if (card && card->file_bytes() == record.card_bytes && card->first_token() == record.taken_tokens &&
+      std::ranges::equal(card->token_ids().subspan(std::min<size_t>(record.read_tokens, card->tokens())), sampled)) {
+    return {};
+  }
+  return Invalid(
+      fmt::format("hop {} of chain {} is done by {}, but its card is not in the folder of cards ({}); go on "
+                  "with the folder that has it or with none, or choose another file for the results",
+                  record.hop, record.chain, request_.results, card ? path + " is another" : card.status().message()));
 }
 
 Result<std::vector<HopRecord>> HopRunner::RunGroup(size_t first) {
@@ -295,7 +320,7 @@ Result<std::shared_ptr<const Card>> HopRunner::Hand(size_t hop, const PackedCard
     chain->record.stages.emplace_back("open", watch.LapUs());
     return std::make_shared<const Card>(std::move(card));
   }
-  const std::string path = fmt::format("{}/{}.{}.card", request_.card_folder, chain->chain->id, hop);
+  const std::string path = CardPath(chain->chain->id, hop);
   QKV_RETURN_IF_ERROR(packed.Write(path));
   chain->record.stages.emplace_back("write", watch.LapUs());
   QKV_ASSIGN_OR_RETURN(Card card, Card::Open(path));

@@ -36,9 +36,11 @@ struct HopRequest {
   std::vector<PackOptions> packs = {PackOptions()};
   // Of each answer. Each chain and hop has dice of its own, by the seed, which must not be random.
   GenerateOptions generate;
-  SessionOptions session;   // but for context, sequences and cards
-  std::string results;      // file that grows group by group, and from which the run goes on; empty: none
-  std::string card_folder;  // keeps each card as CHAIN.HOP.card; empty: they are dropped
+  SessionOptions session;  // but for context, sequences and cards
+  std::string results;     // file that grows group by group, and from which the run goes on; empty: none
+  // Keeps each card as CHAIN.HOP.card; empty: they are dropped. Where a run goes on, those of what is done must be
+  // there.
+  std::string card_folder;
   // Called before each hop of a group, with the chains that are done. May be empty.
   std::function<void(size_t chains, size_t hop)> on_hop;
 };

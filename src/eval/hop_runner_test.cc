@@ -277,6 +277,54 @@ TEST_F(HopRunnerTest, ResultsOfSomethingElseAreRefusedAndStay) {
   EXPECT_EQ(Lines("r.jsonl"), Lines("again.jsonl"));
 }
 
+TEST_F(HopRunnerTest, ARunThatGoesOnKeepsTheCardsOfAllThatIsDone) {
+  HopRequest request = Request(2, 3);
+  request.chains[0].messages.clear();
+  request.chains[0].tokens = SomeTokens(40);
+  request.results = Path("r.jsonl");
+  Take(Run(request));
+  // All of the first chain, and nothing of the second.
+  const std::string whole = Text("r.jsonl");
+  size_t end = 0;
+  for (int line = 0; line < 4; ++line) end = whole.find('\n', end) + 1;
+  const std::string half = whole.substr(0, end);
+  const auto go_on = [&](const std::string& folder) {
+    WriteText("r.jsonl", half);
+    HopRequest next = request;
+    next.card_folder = folder.empty() ? "" : Path(folder);
+    return Run(next).status();
+  };
+  const auto expect_refused = [&](const std::string& folder, const std::string& part) {
+    const Status status = go_on(folder);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << status.message();
+    for (const std::string& words : {part, std::string("of chain chain-0 is done"), Path("r.jsonl")})
+      EXPECT_NE(status.message().find(words), std::string::npos) << status.message();
+    EXPECT_EQ(Text("r.jsonl"), half);
+  };
+  expect_refused("cards", Path("cards/chain-0.0.card"));
+  EXPECT_FALSE(std::filesystem::exists(Path("cards")));
+  EXPECT_TRUE(go_on("").ok());
+  // A run that kept them, with other results, so that they are all made.
+  HopRequest keeps = request;
+  keeps.results.clear();
+  keeps.card_folder = Path("cards");
+  Take(Run(keeps));
+  std::filesystem::remove(Path("cards/chain-1.0.card"));
+  ASSERT_TRUE(go_on("cards").ok());
+  EXPECT_TRUE(std::filesystem::exists(Path("cards/chain-1.0.card")));
+  EXPECT_EQ(Lines("r.jsonl").size(), 7u);
+  std::filesystem::copy_file(Path("cards/chain-0.0.card"), Path("cards/chain-0.1.card"),
+                             std::filesystem::copy_options::overwrite_existing);
+  expect_refused("cards", "chain-0.1.card is another");
+  // As large, and of as many tokens that come as late, but of another chain's answer.
+  keeps.chains[0].tokens = SomeTokens(40, 7);
+  keeps.card_folder = Path("others");
+  Take(Run(keeps));
+  EXPECT_EQ(std::filesystem::file_size(Path("others/chain-0.0.card")),
+            std::filesystem::file_size(Path("cards/chain-0.0.card")));
+  expect_refused("others", "chain-0.0.card is another");
+}
+
 TEST_F(HopRunnerTest, OneRunAtATimeWritesToAFile) {
   const nlohmann::ordered_json header = {{"qkvshare_hops", 1}};
   const HopFile file = Take(HopFile::Open(Path("r.jsonl"), header, {}, {}));
