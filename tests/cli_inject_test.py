@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """How `run` uses cards: attended to where they lie, or restored; lists of cards, and cards of what follows them."""
 
+import ctypes
 import os
 import subprocess
 from pathlib import Path
@@ -21,6 +22,11 @@ def memory_of(process, file=None):
         elif file is not None:
             counts = line.endswith(" " + file)
     return sums
+
+
+def without_huge_pages():
+    """Where a system gives them to everybody, they round a process's memory up by megabytes."""
+    ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE
 
 
 class InjectTest(CliTest):
@@ -86,12 +92,20 @@ class InjectTest(CliTest):
         tokens = self.report("pack", "-m", path("long.gguf"), "-f", path("long.txt"), "--bits", "16", "-o", card)["tokens"]
         card_kb = os.path.getsize(card) / 1024
 
+        # The right answer: of the same text, prefilled into the own cache of llama.cpp, whose flash attention would add up
+        # values in F16. The tokens of the answer are no near ties.
+        question = "Who sleeps on the mill stone?"
+        turn = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+        (folder / "whole.txt").write_text(DOCUMENT * 20 + turn, encoding="utf-8")
+        common = ["-m", path("long.gguf"), "--temp", "0", "-n", "6"]
+        done = self.execute("run", *common, "-f", path("whole.txt"), "-fa", "off")
+        self.assertEqual(done.returncode, 0, done.stderr)
+
         def start(*flags):
-            command = ["run", "-i", "-m", path("long.gguf"), "--temp", "0", "-n", "6", *flags]
-            process = subprocess.Popen(words_of(command), env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                       stderr=subprocess.DEVNULL)
+            process = subprocess.Popen(words_of(["run", "-i", *common, *flags]), env=environment, stdin=subprocess.PIPE,
+                                       stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, preexec_fn=without_huge_pages)
             self.addCleanup(process.kill)
-            process.stdin.write(b"Hi\n")
+            process.stdin.write(question.encode() + b"\n")
             process.stdin.flush()
             return process
 
@@ -100,14 +114,18 @@ class InjectTest(CliTest):
         everyone = [*receivers, alone]
         lines = [process.stdout.readline() for process in everyone]  # each has attended to what it has by now
         pages = [memory_of(process, card) for process in receivers]
-        private = [memory["Private_Clean"] + memory["Private_Dirty"] for memory in map(memory_of, everyone)]
+        private = [memory_of(process)["Private_Dirty"] for process in everyone]  # clean: pages of the program and model
         answers = [line + process.communicate(timeout=60)[0] for line, process in zip(lines, everyone)]
-        self.assertEqual(set(answers[:-1]), {answers[0]})
-        self.assertNotEqual(answers[0], answers[-1])
+        self.assertEqual(answers[:-1], [done.stdout] * 8)
+        self.assertNotEqual(answers[-1], done.stdout)
+        # What one has of its own because of the card: ids, positions, places and such of its tokens (measured: 127 bytes
+        # each), and 270 kB that do not depend on them. A token's rows are 1024 bytes: a copy of the keys of one head in one
+        # layer would be too much.
+        most_kb = tokens * 192 / 1024 + 512
         for kinds, kb in zip(pages, private):
             self.assertEqual((kinds["Private_Clean"], kinds["Private_Dirty"], kinds["Anonymous"]), (0, 0, 0), kinds)
             self.assertGreater(kinds["Shared_Clean"] + kinds["Shared_Dirty"], card_kb * 0.9)  # dirty: all of a tmpfs
-            self.assertLess(kb - private[-1], card_kb / 2)  # no copy of it
+            self.assertLess(kb - private[-1], most_kb)
 
     def test_cards_side_by_side(self):
         (folder / "other.txt").write_text("The owl sleeps in the tower, and the bell is silent.")
