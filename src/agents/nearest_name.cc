@@ -12,12 +12,12 @@ constexpr size_t kFar = 3;
 // The edit distance of two texts (Levenshtein), kFar or more where it is at least that.
 size_t Distance(std::string_view a, std::string_view b) {
   if (std::max(a.size(), b.size()) - std::min(a.size(), b.size()) >= kFar) return kFar;
-  std::vector<size_t> row(b.size() + 1);  // of the first i characters of a, to each beginning of b
+  std::vector<size_t> row(b.size() + 1);  // of the characters of a so far, to each beginning of b
   std::iota(row.begin(), row.end(), 0);
-  for (size_t i = 0; i < a.size(); ++i) {
+  for (const char c : a) {
     size_t diagonal = row[0]++;
     for (size_t j = 0; j < b.size(); ++j) {
-      const size_t exchanged = diagonal + (a[i] == b[j] ? 0 : 1);
+      const size_t exchanged = diagonal + (c == b[j] ? 0 : 1);
       diagonal = row[j + 1];
       row[j + 1] = std::min({exchanged, row[j] + 1, row[j + 1] + 1});
     }
