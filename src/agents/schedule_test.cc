@@ -1,5 +1,6 @@
 #include "agents/schedule.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,7 +19,7 @@ namespace {
 // the first on line 2.
 std::string FileOf(const std::string& names, const std::vector<std::string>& edges, const std::string& more = "") {
   std::string text = "{agents: {";
-  for (const std::string& name : Split(names, ' ')) text += name + ": {prompt: p" + more + "}, ";
+  for (const std::string& name : Split(names, ' ')) text += fmt::format("{}: {{prompt: p{}}}, ", name, more);
   text += "}, edges: [\n";
   for (const std::string& edge : edges) {
     const size_t arrow = edge.find('>');
