@@ -130,18 +130,21 @@ Status HopRunner::CheckChain(const HopChain& chain) const {
 
 Status HopRunner::Check() const {
   if (request_.hops < 1) return Invalid("give at least one hop");
-  if (request_.parallel < 1 || request_.parallel > session_.sequences())
+  if (request_.parallel < 1 || request_.parallel > session_.sequences()) {
     return Invalid(
         fmt::format("{} chains at once, but the session has {} sequences", request_.parallel, session_.sequences()));
-  if (size_t{request_.context} * static_cast<size_t>(request_.parallel) > session_.context())
+  }
+  if (size_t{request_.context} * static_cast<size_t>(request_.parallel) > session_.context()) {
     return Invalid(fmt::format("{} chains of {} tokens do not fit a context of {}", request_.parallel, request_.context,
                                session_.context()));
+  }
   if (request_.cards && !session_.fused().ok()) return session_.fused();
   const SamplingOptions& sampling = request_.generate.sampling;
   if (sampling.temp > 0 && sampling.seed == kRandomSeed) return Invalid("a random seed: give a number as the seed");
-  if (request_.cards && request_.packs.size() != 1 && request_.packs.size() + 1 != request_.hops)
+  if (request_.cards && request_.packs.size() != 1 && request_.packs.size() + 1 != request_.hops) {
     return Invalid(fmt::format("{} pack options: give one, or one for each of {} hops but the last",
                                request_.packs.size(), request_.hops));
+  }
   for (const PackOptions& pack : request_.packs) {
     QKV_RETURN_IF_ERROR(CheckPackOptions(pack));
     if (!pack.predictions.empty() || !pack.anchors.empty() || !pack.probe.empty())
