@@ -16,8 +16,7 @@ namespace fs = std::filesystem;
 
 class RunFolderTest : public testing::Test {
  protected:
-  RunFolderTest() : parent_(fs::temp_directory_path() / ("qkv_run_folder_" + std::to_string(getpid()))) {}
-  ~RunFolderTest() override { fs::remove_all(parent_); }
+  void TearDown() override { fs::remove_all(parent_); }
 
   // What the run of such a process would have there.
   fs::path MakeRun(const std::string& process) const {
@@ -27,7 +26,7 @@ class RunFolderTest : public testing::Test {
     return folder;
   }
 
-  fs::path parent_;
+  const fs::path parent_ = fs::temp_directory_path() / ("qkv_run_folder_" + std::to_string(getpid()));
 };
 
 TEST_F(RunFolderTest, IsThereUntilItsRunEnds) {
