@@ -19,7 +19,5 @@ std::string HtmlToken(std::string_view bytes);
 size_t CutBefore(std::string_view text, size_t bytes);
 
 std::string CountText(uint64_t count);  // "1,940"
-std::string BytesText(uint64_t bytes);  // "12.3 kB"
-std::string TimeText(int64_t us);       // "12.3 ms", "8.06 s"
 
 }  // namespace qkvshare

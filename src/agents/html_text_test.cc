@@ -57,11 +57,6 @@ TEST(HtmlTextTest, NumbersForPeople) {
   EXPECT_EQ(CountText(999), "999");
   EXPECT_EQ(CountText(1000), "1,000");
   EXPECT_EQ(CountText(UINT64_MAX), "18,446,744,073,709,551,615");
-  EXPECT_EQ(BytesText(999), "999 B");
-  EXPECT_EQ(BytesText(12'345), "12.3 kB");
-  EXPECT_EQ(BytesText(2'000'000'000), "2.00 GB");
-  EXPECT_EQ(TimeText(400), "0.4 ms");
-  EXPECT_EQ(TimeText(8'060'000), "8.06 s");
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "agents/run_page_graph.h"
 #include "agents/run_page_maps.h"
 #include "agents/run_page_style.h"
+#include "base/amounts.h"
 
 namespace qkvshare {
 namespace {
@@ -136,7 +137,7 @@ class Page {
   std::string Article(size_t record, size_t limit) const;
   std::string Senders(size_t record) const;
   std::string Reprefill(int64_t us) const {
-    return run_.prefill_us_per_token > 0 && us > 0 ? TimeText(us) : std::string(kUnknown);
+    return run_.prefill_us_per_token > 0 && us > 0 ? FormatUs(us) : std::string(kUnknown);
   }
 
   const Topology& topology_;
@@ -151,7 +152,7 @@ class Page {
 std::string Page::Header() const {
   std::string out =
       fmt::format("<p class=\"meta\">{} turns of {} agents on {}, in {}</p>\n", CountText(run_.turns.size()),
-                  CountText(topology_.agents.size()), HtmlText(run_.model), TimeText(run_.total_us));
+                  CountText(topology_.agents.size()), HtmlText(run_.model), FormatUs(run_.total_us));
   if (run_.turns.size() < schedule_.turns.size()) {
     out += fmt::format("<p class=\"note\">The run is not complete: {} of {} turns are done.</p>\n",
                        CountText(run_.turns.size()), CountText(schedule_.turns.size()));
@@ -180,8 +181,8 @@ std::string Page::Facts() const {
          fact("Taken over", TokensText(taken),
               fmt::format("by {} of {} turns, not prefilled", takers, run_.turns.size())) +
          fact("Read and written", TokensText(own), "by the turns themselves") +
-         fact("Handed on", BytesText(bytes), "in the turns\u2019 cards") +
-         fact("First tokens", TimeText(ttft_us), "all turns together, from the hand-over on") +
+         fact("Handed on", FormatBytes(bytes), "in the turns\u2019 cards") +
+         fact("First tokens", FormatUs(ttft_us), "all turns together, from the hand-over on") +
          fact("Re-prefill", Reprefill(reprefill_us), "would have come on top, at this run\u2019s speed") + "</dl>\n";
 }
 
@@ -194,7 +195,7 @@ std::string Page::Row(size_t record) const {
       "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td class=\"text\">{}</td><td>{}</td><td>{:.2f}</td><td>{}</td>"
       "<td>{}</td><td class=\"text\">{}</td></tr>\n",
       LinkTo(record), CountText(turn.taken_tokens), CountText(turn.read_tokens), CountText(turn.generated_tokens),
-      OutcomeName(turn.outcome), BytesText(turn.card_bytes), turn.code_bits, TimeText(turn.ttft_us),
+      OutcomeName(turn.outcome), FormatBytes(turn.card_bytes), turn.code_bits, FormatUs(turn.ttft_us),
       Reprefill(run_.ReprefillUs(turn)), where);
 }
 
@@ -239,7 +240,7 @@ GraphNode Page::NodeOf(size_t turn) const {
   node.title = fmt::format("{}{}: took over {}, read {}, wrote {}; {}", record.turn, record.worker ? ", a worker" : "",
                            TokensText(record.taken_tokens), CountText(record.read_tokens),
                            CountText(record.generated_tokens), OutcomeText(record.outcome));
-  node.handed = BytesText(record.card_bytes);
+  node.handed = FormatBytes(record.card_bytes);
   node.link = fmt::format("#turn-{}", record_of_[turn]);
   return node;
 }
@@ -275,7 +276,7 @@ std::string Page::StageKey() const {
   for (const auto& [stage, us] : sums) {
     if (us == 0) continue;
     out += fmt::format("<span><b class=\"{}\"></b>{} <span class=\"meta\">{}</span></span>", StageClass(stage),
-                       StageText(stage), TimeText(us));
+                       StageText(stage), FormatUs(us));
   }
   return out + "</p>\n";
 }
@@ -286,7 +287,7 @@ std::string Page::Bar(const TurnRecord& turn, int64_t scale_us) const {
     const double percent = 100 * static_cast<double>(us) / static_cast<double>(scale_us);
     if (percent < 0.02) continue;  // less than a fifth of a pixel
     out += fmt::format("<b class=\"{}\" style=\"width:{:.2f}%\" title=\"{}: {}\"></b>", StageClass(stage), percent,
-                       StageText(stage), TimeText(us));
+                       StageText(stage), FormatUs(us));
   }
   return out + "</div>";
 }
@@ -300,7 +301,7 @@ std::string Page::Times() const {
                                              100 * static_cast<double>(tick_us) / static_cast<double>(longest_us));
   for (size_t i = 0; i < shown_; ++i) {
     out += fmt::format("<a href=\"#turn-{}\">{}</a>{}<span>{}</span>\n", i, HtmlText(run_.turns[i].turn),
-                       Bar(run_.turns[i], longest_us), TimeText(StagesUs(run_.turns[i])));
+                       Bar(run_.turns[i], longest_us), FormatUs(StagesUs(run_.turns[i])));
   }
   out += "<span></span><div class=\"axis\">";
   for (int64_t us = 0; us <= longest_us; us += tick_us) {
@@ -317,7 +318,7 @@ std::string Said(const std::string& text, size_t limit, const char* classes) {
   const size_t head = CutBefore(text, limit / 2);
   const size_t tail = CutBefore(text, text.size() - limit / 2);
   return fmt::format("{0}{1}</div>\n<p class=\"note\">{2} are left out here.</p>\n{0}{3}</div>\n", begin,
-                     HtmlText(std::string_view(text).substr(0, head)), BytesText(tail - head),
+                     HtmlText(std::string_view(text).substr(0, head)), FormatBytes(tail - head),
                      HtmlText(std::string_view(text).substr(tail)));
 }
 
@@ -344,7 +345,7 @@ std::string Page::Article(size_t record, size_t limit) const {
                                 HtmlText(turn.turn), facts);
   const std::string prompt = Said(turn.prompt, limit, "said");
   if (turn.prompt.size() > kOpenTextBytes) {
-    out += fmt::format("<details><summary>Instruction, {}</summary>\n{}</details>\n", BytesText(turn.prompt.size()),
+    out += fmt::format("<details><summary>Instruction, {}</summary>\n{}</details>\n", FormatBytes(turn.prompt.size()),
                        prompt);
   } else {
     out += "<h4>Instruction</h4>\n" + prompt;

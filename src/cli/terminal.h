@@ -6,6 +6,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
+#include "base/amounts.h"
 #include "qkvshare/status.h"
 
 namespace qkvshare::cli {
@@ -81,10 +82,5 @@ class InterruptScope {
 
 // Whether SIGTERM came within an InterruptScope: then the command is to end, not only what it is doing.
 bool TerminationRequested();
-
-// "1.5 MB", "12 kB", "900 B" (decimal).
-std::string FormatBytes(uint64_t bytes);
-// "1.23 s", "45.6 ms".
-std::string FormatUs(int64_t us);
 
 }  // namespace qkvshare::cli
