@@ -86,28 +86,28 @@ Result<KeyedRecord> ReadKeyed(const std::string& path) {
   return keyed;
 }
 
-Status CheckHanded(const HandedCard& handed, const std::string& folder, const Model& model, bool whole) {
+// Opens a card that a record names.
+Result<Card> OpenHanded(const HandedCard& handed, const std::string& folder, const Model& model, bool whole) {
   const std::string path = (std::filesystem::path(folder) / handed.path).string();
-  QKV_ASSIGN_OR_RETURN(const Card card, Card::Open(path));
+  QKV_ASSIGN_OR_RETURN(Card card, Card::Open(path));
   const auto named = [&](const Status& status) {
     return status.ok() ? status : Status(status.code(), path + ": " + status.message());
   };
   QKV_RETURN_IF_ERROR(named(card.VerifyDigests()));
   QKV_RETURN_IF_ERROR(named(CheckCardModel(card, model)));
   const bool fits = whole ? handed.tokens == card.tokens() : handed.tokens > 0 && handed.tokens <= card.tokens();
-  if (ToHex(card.content_id()) == handed.id && fits) return {};
-  return {StatusCode::kCorrupt, path + " is not the card that the turn's record names"};
+  if (ToHex(card.content_id()) == handed.id && fits) return card;
+  return Status(StatusCode::kCorrupt, path + " is not the card that the turn's record names");
 }
 
 // Its own card comes after all that it took over.
-Status CheckOwnCard(const TurnRecord& record, const TurnJob& job) {
-  const std::string path = (std::filesystem::path(job.folder) / record.card.path).string();
-  QKV_ASSIGN_OR_RETURN(const Card card, Card::Open(path));
+Status CheckOwnCard(const TurnRecord& record, const TurnJob& job, const Model& model) {
+  QKV_ASSIGN_OR_RETURN(const Card card, OpenHanded(record.card, job.folder, model, /*whole=*/true));
   const uint32_t own = record.read_tokens + record.generated_tokens;
   const std::string parent = card.has_parent() ? ToHex(card.parent()) : "";
   const bool follows = parent == (job.taken.empty() ? "" : job.taken.back().id);
   if (follows && card.first_token() == record.taken_tokens && card.tokens() == own) return {};
-  return {StatusCode::kCorrupt, path + " does not continue what the turn took over"};
+  return {StatusCode::kCorrupt, record.card.path + " does not continue what the turn took over"};
 }
 
 }  // namespace
@@ -134,14 +134,13 @@ Status CheckTurnCards(const TurnRecord& record, const TurnJob& job, const Model&
       record.card.path != CardFile(job.turn) || record.gives.empty() != job.readers.empty()) {
     return {StatusCode::kCorrupt, "the record is of another turn"};
   }
-  QKV_RETURN_IF_ERROR(CheckHanded(record.card, job.folder, model, /*whole=*/true));
-  QKV_RETURN_IF_ERROR(CheckOwnCard(record, job));
+  QKV_RETURN_IF_ERROR(CheckOwnCard(record, job, model));
   for (const HandedCard& given : record.gives) {
     if (given == record.card) continue;
     const bool is_start = given == StartOf(record);  // of the context, which others may have written
     if (!is_own(given) && !is_start) return {StatusCode::kCorrupt, given.path + " is no card of this turn"};
     if (given.path.find('/') != std::string::npos) return {StatusCode::kCorrupt, given.path + " is not in the folder"};
-    QKV_RETURN_IF_ERROR(CheckHanded(given, job.folder, model, /*whole=*/!is_start));
+    QKV_RETURN_IF_ERROR(OpenHanded(given, job.folder, model, /*whole=*/!is_start).status());
   }
   return {};
 }
