@@ -3,10 +3,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "attend/attend_kernels.h"
 #include "base/hash.h"
-#include "qkvshare/version.h"
-#include "runtime/backend.h"
+#include "eval/run_facts.h"
 
 namespace qkvshare {
 namespace {
@@ -61,31 +59,23 @@ Digest DigestOf(const std::vector<HopChain>& chains) {
 }  // namespace
 
 Result<Json> HopHeader(const Session& session, const HopRequest& request) {
-  QKV_ASSIGN_OR_RETURN(const AttendKernels* kernels, SelectAttendKernels());
   Json packs = Json::array();
   for (size_t i = 0; request.cards && i < request.packs.size(); ++i) packs.push_back(PackJson(request.packs[i]));
-  const Model& model = session.model();
-  return Json{{"qkvshare_hops", 1},
-              {"input", ToHex(DigestOf(request.chains))},
-              {"chains", request.chains.size()},
-              {"hops", request.hops},
-              {"parallel", request.parallel},
-              {"context", request.context},
-              {"arm", request.cards ? "cards" : "f16"},
-              {"packs", packs},
-              {"generate", GenerateJson(request.generate)},
-              {"model", model.name()},
-              {"model_fingerprint", ToHex(model.fingerprint())},
-              {"rope", ToHex(session.identity().rope)},
-              {"cache_type_k", CacheTypeName(session.cache_type_k())},
-              {"cache_type_v", CacheTypeName(session.cache_type_v())},
-              {"flash_attention", session.flash_attention()},
-              {"threads", session.threads()},
-              {"batch", request.session.batch},
-              {"qkvshare", kVersionText},
-              {"kernels", kernels->name},
-              {"llama_cpp", LlamaVersion()},
-              {"llama_cpp_system", LlamaSystemInfo()}};
+  Json header = {{kHopKind, 2},
+                 {"input", ToHex(DigestOf(request.chains))},
+                 {"chains", request.chains.size()},
+                 {"hops", request.hops},
+                 {"parallel", request.parallel},
+                 {"context", request.context},
+                 {"arm", request.cards ? "cards" : "f16"},
+                 {"packs", packs},
+                 {"generate", GenerateJson(request.generate)},
+                 {"batch", request.session.batch}};
+  AddFacts(ModelFacts(session.model()), &header);
+  AddFacts(SessionFacts(session), &header);
+  QKV_ASSIGN_OR_RETURN(const Json software, SoftwareFacts());
+  AddFacts(software, &header);
+  return header;
 }
 
 }  // namespace qkvshare

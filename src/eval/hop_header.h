@@ -7,6 +7,9 @@
 
 namespace qkvshare {
 
+// Names a file of hop results.
+inline constexpr const char* kHopKind = "qkvshare_hops";
+
 // kInvalidArgument as SelectAttendKernels.
 Result<nlohmann::ordered_json> HopHeader(const Session& session, const HopRequest& request);
 

@@ -4,27 +4,25 @@
 
 namespace qkvshare {
 
-std::string HopLine(const HopRecord& record) {
+nlohmann::ordered_json HopJson(const HopRecord& record) {
   nlohmann::ordered_json stages = nlohmann::ordered_json::object();
   for (const auto& [name, us] : record.stages) stages[name] = us;
-  const nlohmann::ordered_json line = {{"chain", record.chain},
-                                       {"hop", record.hop},
-                                       {"stop", record.stop},
-                                       {"text", record.text},
-                                       {"taken_tokens", record.taken_tokens},
-                                       {"read_tokens", record.read_tokens},
-                                       {"tokens", record.tokens},
-                                       {"end_token", record.end_token},
-                                       {"card_bytes", record.card_bytes},
-                                       {"code_bits", record.code_bits},
-                                       {"stages_us", stages}};
-  return line.dump(-1, ' ', /*ensure_ascii=*/false, nlohmann::ordered_json::error_handler_t::replace);
+  return {{"chain", record.chain},
+          {"hop", record.hop},
+          {"stop", record.stop},
+          {"text", record.text},
+          {"taken_tokens", record.taken_tokens},
+          {"read_tokens", record.read_tokens},
+          {"tokens", record.tokens},
+          {"end_token", record.end_token},
+          {"card_bytes", record.card_bytes},
+          {"code_bits", record.code_bits},
+          {"stages_us", stages}};
 }
 
-Result<HopRecord> ParseHopLine(const std::string& line) {
+Result<HopRecord> ParseHop(const nlohmann::ordered_json& json) {
   HopRecord record;
   try {
-    const auto json = nlohmann::ordered_json::parse(line);
     json.at("chain").get_to(record.chain);
     json.at("hop").get_to(record.hop);
     json.at("stop").get_to(record.stop);

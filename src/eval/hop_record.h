@@ -30,9 +30,9 @@ struct HopRecord {
   friend bool operator==(const HopRecord&, const HopRecord&) = default;
 };
 
-// One line without its end. All but "stages_us" follows from the input.
-std::string HopLine(const HopRecord& record);
-// kCorrupt where the line is not one.
-Result<HopRecord> ParseHopLine(const std::string& line);
+// As a line of a file of results. All but "stages_us" follows from the input.
+nlohmann::ordered_json HopJson(const HopRecord& record);
+// kCorrupt where it is none.
+Result<HopRecord> ParseHop(const nlohmann::ordered_json& json);
 
 }  // namespace qkvshare

@@ -12,8 +12,8 @@
 #include "base/file.h"
 #include "base/stopwatch.h"
 #include "card/card.h"
-#include "eval/hop_file.h"
 #include "eval/hop_header.h"
+#include "eval/result_file.h"
 #include "runtime/inject.h"
 #include "runtime/prompt.h"
 
@@ -45,12 +45,14 @@ class HopRunner {
   Result<std::vector<HopRecord>> Run() {
     QKV_RETURN_IF_ERROR(Check());
     std::vector<HopRecord> records;
-    std::optional<HopFile> file;
+    std::optional<ResultFile> file;
     if (!request_.results.empty()) {
-      QKV_ASSIGN_OR_RETURN(const nlohmann::ordered_json header, HopHeader(session_, request_));
-      QKV_ASSIGN_OR_RETURN(HopFile opened, HopFile::Open(request_.results, header, Expected(), GroupLines()));
+      QKV_ASSIGN_OR_RETURN(ResultPlan plan, PlanOfResults());
+      QKV_ASSIGN_OR_RETURN(ResultFile opened, ResultFile::Open(request_.results, std::move(plan)));
       file.emplace(std::move(opened));
-      records = file->records();
+      for (const nlohmann::ordered_json& line : file->lines()) {
+        QKV_ASSIGN_OR_RETURN(records.emplace_back(), ParseHop(line));
+      }
     }
     if (!request_.card_folder.empty()) {
       for (const HopRecord& record : records) QKV_RETURN_IF_ERROR(CheckKept(record));
@@ -61,7 +63,7 @@ class HopRunner {
     QKV_RETURN_IF_ERROR(session_.KeepQueries(request_.cards && looks ? kWindowTokens : 0, kWindowStride));
     for (size_t done = records.size() / request_.hops; done < request_.chains.size();) {
       QKV_ASSIGN_OR_RETURN(const std::vector<HopRecord> group, RunGroup(done));
-      if (file) QKV_RETURN_IF_ERROR(file->Append(group));
+      if (file) QKV_RETURN_IF_ERROR(Write(group, &*file));
       records.insert(records.end(), group.begin(), group.end());
       done += GroupSize(done);
     }
@@ -72,22 +74,21 @@ class HopRunner {
   size_t GroupSize(size_t first) const {
     return std::min(static_cast<size_t>(request_.parallel), request_.chains.size() - first);
   }
-  std::vector<HopRecord> Expected() const {
-    std::vector<HopRecord> expected;
+  Result<ResultPlan> PlanOfResults() const {
+    ResultPlan plan;
+    QKV_ASSIGN_OR_RETURN(plan.header, HopHeader(session_, request_));
     for (const HopChain& chain : request_.chains) {
-      for (size_t hop = 0; hop < request_.hops; ++hop) {
-        expected.emplace_back();
-        expected.back().chain = chain.id;
-        expected.back().hop = hop;
-      }
+      for (size_t hop = 0; hop < request_.hops; ++hop) plan.keys.push_back({{"chain", chain.id}, {"hop", hop}});
     }
-    return expected;
-  }
-  std::vector<size_t> GroupLines() const {
-    std::vector<size_t> lines;
     for (size_t first = 0; first < request_.chains.size(); first += GroupSize(first))
-      lines.push_back(GroupSize(first) * request_.hops);
-    return lines;
+      plan.group_lines.push_back(GroupSize(first) * request_.hops);
+    plan.check = [](const nlohmann::ordered_json& line) { return ParseHop(line).status(); };
+    return plan;
+  }
+  static Status Write(const std::vector<HopRecord>& group, ResultFile* file) {
+    std::vector<nlohmann::ordered_json> lines;
+    for (const HopRecord& record : group) lines.push_back(HopJson(record));
+    return file->Append(lines);
   }
 
   static Status Invalid(std::string what) { return {StatusCode::kInvalidArgument, std::move(what)}; }

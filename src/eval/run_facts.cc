@@ -1,0 +1,63 @@
+#include "eval/run_facts.h"
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <system_error>
+
+#include "attend/attend_kernels.h"
+#include "base/file.h"
+#include "base/hash.h"
+#include "card/format.h"
+#include "qkvshare/version.h"
+#include "runtime/backend.h"
+
+namespace qkvshare {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr size_t kMaxProgramBytes = size_t{1} << 30;
+
+std::string ProgramDigest() {
+  std::error_code error;
+  const std::filesystem::path path = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (error) return "";
+  const Result<std::string> bytes = ReadText(path.string(), kMaxProgramBytes);
+  if (!bytes.ok()) return "";
+  return ToHex(Blake2b({reinterpret_cast<const uint8_t*>(bytes->data()), bytes->size()}));
+}
+
+}  // namespace
+
+Result<Json> SoftwareFacts() {
+  QKV_ASSIGN_OR_RETURN(const AttendKernels* kernels, SelectAttendKernels());
+  return Json{{"qkvshare", kVersionText},
+              {"card_format", {card_format::kVersion, card_format::kDraft}},
+              {"kernels", kernels->name},
+              {"llama_cpp", LlamaVersion()},
+              {"llama_cpp_system", LlamaSystemInfo()}};
+}
+
+Json ModelFacts(const Model& model) {
+  return {{"model", model.name()}, {"model_fingerprint", ToHex(model.fingerprint())}};
+}
+
+Json SessionFacts(const Session& session) {
+  return {{"rope", ToHex(session.identity().rope)},
+          {"cache_type_k", CacheTypeName(session.cache_type_k())},
+          {"cache_type_v", CacheTypeName(session.cache_type_v())},
+          {"flash_attention", session.flash_attention()},
+          {"threads", session.threads()}};
+}
+
+Json ProducerFacts() {
+  static const std::string digest = ProgramDigest();
+  return {{"program", digest}, {"qkvshare", kVersionText}};
+}
+
+void AddFacts(const Json& facts, Json* json) {
+  for (const auto& [key, value] : facts.items()) (*json)[key] = value;
+}
+
+}  // namespace qkvshare

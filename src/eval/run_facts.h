@@ -1,0 +1,27 @@
+// What results follow from besides what was asked for: model, context, software, machine.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "qkvshare/status.h"
+#include "runtime/model.h"
+#include "runtime/session.h"
+
+namespace qkvshare {
+
+// Versions of this software, of the card format and of llama.cpp, and the instruction sets in use. kInvalidArgument as
+// SelectAttendKernels.
+Result<nlohmann::ordered_json> SoftwareFacts();
+// Name, and digest of all that it is.
+nlohmann::ordered_json ModelFacts(const Model& model);
+// Cache types, RoPE, threads, flash attention.
+nlohmann::ordered_json SessionFacts(const Session& session);
+
+// Which program this is: the digest of its file (empty where it cannot be read), and its version. Results of several
+// programs may go together where all else is the same.
+nlohmann::ordered_json ProducerFacts();
+
+// Adds the members of an object to another.
+void AddFacts(const nlohmann::ordered_json& facts, nlohmann::ordered_json* json);
+
+}  // namespace qkvshare
