@@ -231,7 +231,7 @@ TEST_F(HopRunnerTest, ARunThatGoesOnGivesWhatItWouldHaveGivenAtOnce) {
   EXPECT_EQ(groups, (std::vector<size_t>{4, 6}));
   EXPECT_EQ(Lines("parts.jsonl"), Lines("whole.jsonl"));
   EXPECT_EQ(Timeless(rest).size(), whole.size());
-  for (size_t i = 0; i < whole.size(); ++i) EXPECT_EQ(HopJson(Timeless(rest)[i]), HopJson(Timeless(whole)[i]));
+  for (size_t i = 0; i < whole.size(); ++i) EXPECT_EQ(LineOf(Timeless(rest)[i]), LineOf(Timeless(whole)[i]));
   // Another time there is nothing left to do, and nothing changes.
   groups.clear();
   const std::string before = Text("parts.jsonl");
@@ -384,7 +384,7 @@ TEST_F(HopRunnerTest, CardsAreKeptAndPackedByEachHopsOptions) {
   request.card_folder = Path("cards");
   const std::vector<HopRecord> kept = Take(Run(request));
   for (size_t i = 0; i < kept.size(); ++i) {
-    EXPECT_EQ(HopJson(Timeless(kept)[i]), HopJson(Timeless(dropped)[i]));
+    EXPECT_EQ(LineOf(Timeless(kept)[i]), LineOf(Timeless(dropped)[i]));
     const HopRecord& record = kept[i];
     if (record.hop == 3) continue;
     const Card card = Take(Card::Open(Path("cards/" + record.chain + "." + std::to_string(record.hop) + ".card")));
