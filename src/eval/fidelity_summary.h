@@ -64,8 +64,7 @@ struct FidelitySummaryOptions {
 // (which there are), a continuation twice, or whose predictions are not as many in every arm.
 Result<FidelitySummary> SummarizeFidelity(std::span<const FidelityLine> lines, const FidelitySummaryOptions& options);
 
-std::string FidelityText(const FidelitySummary& summary);      // tables for a terminal
-std::string FidelityMarkdown(const FidelitySummary& summary);  // the same as Markdown
+// Numbers that are not known are null.
 nlohmann::ordered_json FidelityJson(const FidelitySummary& summary);
 
 }  // namespace qkvshare

@@ -1,0 +1,20 @@
+// A summary of fidelity as tables: one of all kinds of continuations, and one of each kind where there are several.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "eval/fidelity_summary.h"
+#include "eval/text_table.h"
+
+namespace qkvshare {
+
+// "0.00123 [0.00110, 0.00140]"; without the interval where it is not known, "-" where there is no value.
+std::string IntervalText(const Interval& interval, int decimals, const char* unit = "");
+
+std::vector<TextTable> FidelityTables(const FidelitySummary& summary);
+
+std::string FidelityText(const FidelitySummary& summary);      // for a terminal
+std::string FidelityMarkdown(const FidelitySummary& summary);  // headings of level 3
+
+}  // namespace qkvshare
