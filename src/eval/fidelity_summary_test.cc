@@ -182,9 +182,9 @@ TEST(TextTableTest, ColumnsAreAsWideAsTheyNeed) {
   const TextTable table = {"Title", {"é", "number"}, {{"a|b", "1"}, {"c", "10"}}, "Note."};
   EXPECT_EQ(TerminalTable(table),
             "Title\n"
-            "  é     number\n"
-            "  a|b        1\n"
-            "  c         10\n"
+            "  é    number\n"
+            "  a|b       1\n"
+            "  c        10\n"
             "  Note.\n");
   EXPECT_EQ(MarkdownTable(table), "### Title\n\n| é | number |\n|---|---:|\n| a\\|b | 1 |\n| c | 10 |\n\nNote.\n");
 }
