@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <tuple>
 #include <utility>
 
 namespace qkvshare {
@@ -12,6 +11,7 @@ namespace {
 
 constexpr const char* kIntroduction = "# Survey of the district\n\n";
 constexpr size_t kFewestSentences = 3;  // of the last section, with which a section of its own is worth it
+constexpr size_t kSteps = 4;            // sections that may become the last one
 constexpr int kCorrections = 8;         // of a sum of lengths that is not the length of the whole
 
 // Indices of lengths that add up to `sum`, each at most once; nothing where none do.
@@ -67,37 +67,52 @@ class DocumentMaker {
  private:
   std::vector<int32_t> Tokens(const std::string& text) const { return model_.Tokenize(text, /*add_special=*/false); }
 
-  // Leaves sections of at most `budget` tokens together, and of as many where that can be.
+  // Cuts the text to `budget` tokens, or to a few less where there is no such text. false: nothing fits.
   bool CutTo(size_t budget, std::vector<std::vector<int32_t>>* texts) {
     std::vector<FactsSection>& sections = document_.sections;
-    // The last section may be too short when cut; then the one before it takes what is left.
-    while (!sections.empty()) {
+    // What is left may be too little for a section of its own; then the one before takes it.
+    struct {
+      size_t tokens = 0, sections = 0;
+      FactsSection last;
+      std::vector<int32_t> text;
+    } best;
+    for (size_t count = sections.size(); count > 0 && count + kSteps > sections.size() && best.tokens < budget;
+         --count) {
       size_t others = 0;
-      for (size_t i = 0; i + 1 < texts->size(); ++i) others += (*texts)[i].size();
-      const size_t fewest = sections.size() == 1 ? 1 : std::min(kFewestSentences, sections.back().sentences.size());
-      if (others < budget && Fill(budget - others, fewest, &sections.back(), &texts->back())) return true;
-      sections.pop_back();
-      texts->pop_back();
+      for (size_t i = 0; i + 1 < count; ++i) others += (*texts)[i].size();
+      FactsSection last = sections[count - 1];
+      const size_t fewest = count == 1 ? 1 : std::min(kFewestSentences, last.sentences.size());
+      if (others >= budget) continue;
+      std::vector<int32_t> text = Fill(budget - others, fewest, &last);
+      if (text.empty() || others + text.size() <= best.tokens) continue;
+      best = {others + text.size(), count, std::move(last), std::move(text)};
     }
-    return false;
+    sections.resize(best.sections);
+    texts->resize(best.sections);
+    if (best.sections == 0) return false;
+    sections.back() = std::move(best.last);
+    texts->back() = std::move(best.text);
+    return true;
   }
 
-  // Cuts the section after as many sentences as can be, and fills it up; false where fewer than `fewest` would stay.
-  bool Fill(size_t budget, size_t fewest, FactsSection* section, std::vector<int32_t>* text) const {
-    std::optional<std::pair<FactsSection, std::vector<int32_t>>> best;
+  // Cuts the section after as many sentences as can be, but for `fewest`, and fills it up; its tokens, none where it
+  // does not fit.
+  std::vector<int32_t> Fill(size_t budget, size_t fewest, FactsSection* section) const {
+    std::vector<int32_t> best;
+    FactsSection best_section;
     for (size_t count = section->sentences.size(); count >= std::max<size_t>(fewest, 1); --count) {
       FactsSection cut = *section;
       cut.sentences.resize(count);
       std::vector<int32_t> tokens = Tokens(cut.Text(count));
       if (tokens.size() > budget) continue;
       FillUp(budget, &cut, &tokens);
-      const bool exact = tokens.size() == budget;
-      if (!best || tokens.size() > best->second.size()) best.emplace(std::move(cut), std::move(tokens));
-      if (exact) break;
+      if (tokens.size() <= best.size()) continue;
+      best = std::move(tokens);
+      best_section = std::move(cut);
+      if (best.size() == budget) break;
     }
-    if (!best) return false;
-    std::tie(*section, *text) = std::move(*best);
-    return true;
+    *section = std::move(best_section);
+    return best;
   }
 
   // Adds fillers up to `budget` tokens; none where no sum of them is one.

@@ -206,6 +206,12 @@ constexpr FactWords kFactTemplates[] = {
 
 constexpr std::string_view kFillers[] = {
     "It rained.",
+    "Dusk fell.",
+    "Birds sang.",
+    "All was calm.",
+    "The tide was out.",
+    "A lamp was burning.",
+    "Snow lay on the roof.",
     "The view is pleasant.",
     "Little has changed since.",
     "Nobody was in a hurry.",

@@ -119,7 +119,7 @@ TEST_F(PromptSetTest, ReceiversHaveInstructionsApartFromTurns) {
     size_t questions = 0, tasks = 0, parts = 0;
     for (const Continuation& continuation : prompt.continuations) {
       EXPECT_TRUE(instructions.insert(continuation.instruction).second);
-      EXPECT_TRUE(Text(continuation.instruction).starts_with("<|im_start|>user\nY")) << Text(continuation.instruction);
+      EXPECT_TRUE(Text(continuation.instruction).starts_with("<|im_start|>user\n")) << Text(continuation.instruction);
       EXPECT_TRUE(Text(continuation.turn).starts_with("\n\n")) << Text(continuation.turn);
       EXPECT_EQ(continuation.roles.size(), continuation.kind == "part" ? 1U : 0U);
       questions += continuation.kind == "question" ? 1 : 0;
@@ -154,7 +154,6 @@ TEST_F(PromptSetTest, TheSameRequestGivesTheSameTokens) {
   EXPECT_EQ(contexts(1, 3), three);
   EXPECT_TRUE(std::equal(two.begin(), two.end(), three.begin()));  // more prompts do not change those before
   EXPECT_NE(three[0], other[0]);
-  EXPECT_EQ(std::set(three.begin(), three.end()).size(), three.size());
 }
 
 TEST_F(PromptSetTest, GsmContextsHaveNoProblemThatIsAsked) {
