@@ -1,0 +1,29 @@
+#include "eval/report_section.h"
+
+#include <fmt/format.h>
+
+#include "agents/html_text.h"
+
+namespace qkvshare {
+
+std::string HtmlTable(const TextTable& table) {
+  std::string out = "<div class=\"wide\"><table>\n<thead><tr>";
+  for (const std::string& head : table.heads) out += fmt::format("<th>{}</th>", HtmlText(head));
+  out += "</tr></thead>\n<tbody>\n";
+  for (const std::vector<std::string>& row : table.rows) {
+    out += "<tr>";
+    for (const std::string& cell : row) out += fmt::format("<td>{}</td>", HtmlText(cell));
+    out += "</tr>\n";
+  }
+  out += "</tbody></table></div>\n";
+  return table.note.empty() ? out : out + HtmlNote(table.note);
+}
+
+std::string FoldedTable(const TextTable& table) {
+  return fmt::format("<details class=\"more\"><summary>{}</summary>\n{}</details>\n", HtmlText(table.title),
+                     HtmlTable(table));
+}
+
+std::string HtmlNote(const std::string& text) { return fmt::format("<p class=\"note\">{}</p>\n", HtmlText(text)); }
+
+}  // namespace qkvshare

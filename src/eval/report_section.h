@@ -1,0 +1,22 @@
+// A part of a report, as it is written twice: as HTML for the page, and as Markdown.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "eval/text_table.h"
+
+namespace qkvshare {
+
+struct ReportSection {
+  std::string title;
+  std::string html, markdown;  // without the title
+};
+
+// Without the title.
+std::string HtmlTable(const TextTable& table);
+// Folded, under its title.
+std::string FoldedTable(const TextTable& table);
+std::string HtmlNote(const std::string& text);
+
+}  // namespace qkvshare
