@@ -3,10 +3,12 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "base/file.h"
@@ -45,10 +47,12 @@ struct FidelityFlags {
   bool json = false;
 };
 
-// A name of a set, or else a file.
+// Whether the set is a file of prompts: what is no name of a set, and is there or looks like a path.
 bool IsFile(const std::string& set) {
   PromptSetRequest ignored;
-  return !ParsePromptSet(set, &ignored).ok() && set.find('.') != std::string::npos;
+  std::error_code error;
+  return !ParsePromptSet(set, &ignored).ok() &&
+         (std::filesystem::is_regular_file(set, error) || set.find_first_of("./") != std::string::npos);
 }
 
 // The prompts, and how they were made.
@@ -59,7 +63,8 @@ Status MakePrompts(const FidelityFlags& flags, const Model& model, FidelityReque
     return {};
   }
   PromptSetRequest wanted = flags.prompts;
-  QKV_RETURN_IF_ERROR(ParsePromptSet(flags.set, &wanted));
+  if (const Status status = ParsePromptSet(flags.set, &wanted); !status.ok())
+    return {status.code(), status.message() + ", or a file of your own prompts"};
   wanted.chat = !flags.plain && wanted.set != PromptSet::kGsm8k && HasChat(model);
   QKV_ASSIGN_OR_RETURN(request->prompts, MakePromptSet(model, wanted));
   request->made_by = {{"set", flags.set.substr(0, flags.set.find(':'))},
@@ -88,6 +93,18 @@ Status ChooseArms(const FidelityFlags& flags, FidelityRequest* request) {
   return {};
 }
 
+// What is to be compared with, by the names of results.
+Status ChooseAgainst(const FidelityFlags& flags, const FidelityRequest& request, std::vector<std::string>* names) {
+  for (const std::string& text : flags.against) {
+    QKV_ASSIGN_OR_RETURN(const FidelityArm arm, ParseFidelityArm(text));
+    const bool known = std::any_of(request.arms.begin(), request.arms.end(),
+                                   [&](const FidelityArm& other) { return other.name == arm.name; });
+    if (!known) return {StatusCode::kInvalidArgument, fmt::format("--against {}: it is none of the arms", text)};
+    names->push_back(arm.name);
+  }
+  return {};
+}
+
 std::string TimeLeft(int64_t us) {
   const int64_t minutes = us / 60'000'000;
   if (minutes < 1) return "less than a minute left";
@@ -112,6 +129,9 @@ Status RunEvalFidelity(const FidelityFlags& flags) {
   FidelityRequest request;
   QKV_RETURN_IF_ERROR(MakePrompts(flags, *model, &request));
   QKV_RETURN_IF_ERROR(ChooseArms(flags, &request));
+  FidelitySummaryOptions options;
+  options.seed = flags.prompts.seed;
+  QKV_RETURN_IF_ERROR(ChooseAgainst(flags, request, &options.against));
   std::atomic<bool> cancelled{false};
   request.predict = flags.predict;
   request.session = flags.model.session;
@@ -137,9 +157,6 @@ Status RunEvalFidelity(const FidelityFlags& flags) {
     if (!measured) return measured.status();
     lines = std::move(*measured);
   }
-  FidelitySummaryOptions options;
-  options.against = flags.against;
-  options.seed = flags.prompts.seed;
   QKV_ASSIGN_OR_RETURN(const FidelitySummary summary, SummarizeFidelity(lines, options));
   PrintSummary(flags, request, summary);
   return {};

@@ -48,10 +48,11 @@ TEST_F(RoundTripTest, DoesWhatACacheOfTheTypesDoes) {
     Prefill(cache.get(), tokens);
     const KvState cached = Take(cache->TakeKv());
     // Rows of the first layer do not depend on what attention made of others: the cache quantized the same ones, but
-    // for their rounding to FP16 before.
+    // for their rounding to FP16, which moves some to the next code. Errors that had nothing to do with each other, as
+    // without the rotation, would be sqrt(2) apart.
     const double lost = Distance(rows.view(), cached.view(), 0);
     EXPECT_GT(lost, 0);
-    EXPECT_LT(Distance(tripped.view(), cached.view(), 0), 0.1 * lost);
+    EXPECT_LT(Distance(tripped.view(), cached.view(), 0), 0.5 * lost);
     EXPECT_NEAR(Distance(rows.view(), tripped.view(), 0), lost, 0.02 * lost);
     EXPECT_EQ(tripped.positions(), rows.positions());
   }

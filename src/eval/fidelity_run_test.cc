@@ -86,8 +86,8 @@ TEST_F(FidelityRunTest, OrdersWaysByWhatTheyLose) {
   EXPECT_EQ(mean("exact,inject=restore"), 0);  // the same rows in the same cells
   EXPECT_EQ(mean("roundtrip:f16/f16"), 0);
   EXPECT_EQ(mean("cache:f16/f16"), 0);
-  EXPECT_LT(mean("exact"), 1e-5);  // attention over a card rounds in another way
-  EXPECT_LT(mean("floor"), 1e-5);
+  EXPECT_LT(mean("exact"), 1e-4);  // attention over a card rounds in another way
+  EXPECT_LT(mean("floor"), 1e-4);
   EXPECT_LT(mean("exact"), mean("uniform@8"));
   EXPECT_LT(mean("uniform@8"), 0.1 * mean("uniform@4"));
   EXPECT_LT(mean("uniform@4"), 0.5 * mean("uniform@2"));
@@ -184,7 +184,7 @@ TEST_F(FidelityRunTest, GoesOnFromItsResults) {
   request.on_step = nullptr;
   request.arms.pop_back();
   ExpectRefused(request, StatusCode::kInvalidArgument, "\"arms\" differs");
-  request = Request({"uniform@4", "topology@3", "floor"});
+  request = Request({"uniform@4", "floor"});  // of one continuation less
   request.results = Path("r.jsonl");
   ExpectRefused(request, StatusCode::kInvalidArgument, "\"input\" differs");
 }
@@ -276,7 +276,8 @@ TEST_F(FidelityRunTest, TakesProfilesAndWidthsOfLayers) {
   EXPECT_NE(lines[0].kl, lines[1].kl);
   EXPECT_EQ(lines[0].code_bits, lines[1].code_bits);
   EXPECT_EQ(lines[2].arm, "uniform@4,layers=1:k=1");
-  EXPECT_GT(lines[2].code_bits, lines[0].code_bits);
+  EXPECT_NE(lines[2].kl, lines[0].kl);
+  EXPECT_EQ(lines[2].code_bits, lines[0].code_bits);  // other layers pay for it
   request.arms = Take(ParseFidelityArms(std::vector<std::string>{"uniform@4,layers=7:k=1"}));
   ExpectRefused(request, StatusCode::kInvalidArgument, "arm uniform@4,layers=7:k=1: ");
 }
@@ -292,8 +293,9 @@ TEST_F(FidelityRunTest, RefusesWhatCannotBeRun) {
   request.prompts[0].segments.clear();
   request.prompts[0].continuations.pop_back();
   ExpectRefused(request, StatusCode::kOutOfRange, "needed");
-  request = Request({"local@4,levels=K4V4/K8V8"});
-  ExpectRefused(request, StatusCode::kInvalidArgument, "arm local@4,levels=K4V4/K8V8");
+  request = Request({"local@4"});
+  request.prompts[1].context = SomeTokens(5);
+  ExpectRefused(request, StatusCode::kInvalidArgument, "arm local@4: of 5 tokens, 4 stay exact");
   request = Request({"uniform@4"});
   request.session.flash_attention = false;
   ExpectRefused(request, StatusCode::kUnsupported, "flash attention");
