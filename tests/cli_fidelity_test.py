@@ -41,7 +41,8 @@ class FidelityTest(CliTest):
         self.assertEqual([line["kind"] for line in lines[::3]], ["turn", "part", "turn"])
         for line in lines:
             self.assertEqual(len(line["kl"]), len(line["logprob"]))
-            self.assertEqual(set(line["kl"]) == {0}, line["arm"] == "roundtrip:f16/f16")
+            if line["arm"] != "floor":  # of less than 16 tokens the floor is 0 too
+                self.assertEqual(set(line["kl"]) == {0}, line["arm"] == "roundtrip:f16/f16")
         text = self.succeed(*self.common, *ARMS)
         for word in ("uniform@4", "roundtrip:f16/f16", "floor", "mean KL"):
             self.assertIn(word, text)
