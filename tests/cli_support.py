@@ -51,7 +51,7 @@ def write_model(name, *settings):
 def words_of(arguments):
     """Adds what tests share: model a, and one thread, since several would wait for each other in models this small."""
     words = [str(word) for word in arguments]
-    runs = (["eval", "handoff"], ["eval", "join"], ["agents", "run"])
+    runs = (["eval", "handoff"], ["eval", "join"], ["eval", "fidelity"], ["agents", "run"])
     if words and (words[0] in ("pack", "run") or words[:2] in runs):
         at = 2 if words[:2] in runs else 1
         words[at:at] = ["-t", "1"] + ([] if "-m" in words else ["-m", path("a.gguf")])

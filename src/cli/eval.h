@@ -7,5 +7,6 @@ namespace qkvshare::cli {
 
 Command AddEvalSpeed(CLI::App* eval);
 Command AddEvalJoin(CLI::App* eval);
+Command AddEvalFidelity(CLI::App* eval);
 
 }  // namespace qkvshare::cli

@@ -1,8 +1,11 @@
 #include "eval/fidelity.h"
 
 #include <algorithm>
+#include <cassert>
 #include <cmath>
 #include <numeric>
+
+#include "base/parallel.h"
 
 namespace qkvshare {
 namespace {
@@ -42,6 +45,20 @@ Result<LogitRows> ScoreTokens(Session* session, std::span<const int32_t> tokens,
     QKV_RETURN_IF_ERROR(session->Prefill(tokens.subspan(done, std::min(step, tokens.size() - done)), options));
   }
   return rows;
+}
+
+std::vector<Prediction> ComparePredictions(const LogitRows& reference, const LogitRows& other, size_t first,
+                                           std::span<const int32_t> next, int threads) {
+  std::vector<Prediction> predictions(next.size());
+  const Status status = ParallelFor(next.size(), threads, [&](size_t i) {
+    const std::span<const float> p = reference.row(first + i), q = other.row(first + i);
+    const auto token = static_cast<size_t>(next[i]);
+    predictions[i] = {KlDivergence(p, q), ArgMax(p) == ArgMax(q), q[token] - LogSumExp(q), p[token] - LogSumExp(p)};
+    return Status();
+  });
+  assert(status.ok());  // the work cannot fail
+  (void)status;
+  return predictions;
 }
 
 void FidelityMeter::Add(const LogitRows& reference, const LogitRows& other) {

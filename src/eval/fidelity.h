@@ -21,6 +21,13 @@ struct Fidelity {
 // KL(softmax(p) || softmax(q)) of two rows of logits.
 double KlDivergence(std::span<const float> p, std::span<const float> q);
 
+// One prediction of the token that follows, in both.
+struct Prediction {
+  double kl = 0;                                              // KL(reference || other)
+  bool same = false;                                          // the same most likely next token
+  double log_probability = 0, reference_log_probability = 0;  // of the token that follows
+};
+
 // Rows of logits, one a token.
 struct LogitRows {
   size_t vocab = 0;
@@ -33,6 +40,11 @@ struct LogitRows {
 // Decodes `tokens` after what the session holds (teacher forcing) and returns their logits. piece: tokens fed at once,
 // 0: as many as the session's batch takes.
 Result<LogitRows> ScoreTokens(Session* session, std::span<const int32_t> tokens, size_t piece);
+
+// next: the tokens that follow those that rows from `first` on are of. On up to `threads` threads. Cost: five
+// exponentials a logit.
+std::vector<Prediction> ComparePredictions(const LogitRows& reference, const LogitRows& other, size_t first,
+                                           std::span<const int32_t> next, int threads);
 
 // Collects comparisons from several texts into one result.
 class FidelityMeter {

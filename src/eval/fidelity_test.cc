@@ -119,6 +119,40 @@ TEST(FidelityMeter, TakesOneTokenAndNone) {
   EXPECT_EQ(fidelity.mean_kl, fidelity.max_kl);
 }
 
+TEST(ComparePredictions, TellsOfEachPredictionInOrder) {
+  std::mt19937 random(4);
+  LogitRows reference, other;
+  reference.vocab = other.vocab = 50;
+  for (LogitRows* rows : {&reference, &other}) {
+    for (size_t i = 0; i < 6; ++i) {
+      const std::vector<float> row = RandomRow(&random, 50, 2);
+      rows->values.insert(rows->values.end(), row.begin(), row.end());
+    }
+  }
+  // The fourth rows are the same but for a constant.
+  for (size_t i = 0; i < 50; ++i) other.values[3 * 50 + i] = reference.values[3 * 50 + i] + 1;
+  const std::vector<int32_t> next = {7, 0, 49};
+  for (const int threads : {1, 3}) {
+    const std::vector<Prediction> predictions = ComparePredictions(reference, other, 2, next, threads);
+    ASSERT_EQ(predictions.size(), 3u);
+    for (size_t i = 0; i < 3; ++i) {
+      const std::vector<float> p(reference.row(2 + i).begin(), reference.row(2 + i).end());
+      const std::vector<float> q(other.row(2 + i).begin(), other.row(2 + i).end());
+      double zp = 0, zq = 0;
+      for (size_t v = 0; v < 50; ++v) zp += std::exp(double{p[v]}), zq += std::exp(double{q[v]});
+      const auto token = static_cast<size_t>(next[i]);
+      // nats; double rounding.
+      EXPECT_NEAR(predictions[i].kl, SlowKl(p, q), 1e-12);
+      EXPECT_NEAR(predictions[i].reference_log_probability, std::log(std::exp(double{p[token]}) / zp), 1e-12);
+      EXPECT_NEAR(predictions[i].log_probability, std::log(std::exp(double{q[token]}) / zq), 1e-12);
+      EXPECT_EQ(predictions[i].same,
+                std::max_element(p.begin(), p.end()) - p.begin() == std::max_element(q.begin(), q.end()) - q.begin());
+    }
+    EXPECT_TRUE(predictions[1].same);
+    EXPECT_LT(predictions[1].kl, 1e-6);  // the sum rounds in single precision
+  }
+}
+
 class ScoreTokensTest : public SessionTest {};
 
 TEST_F(ScoreTokensTest, GivesOneRowATokenHoweverItIsFed) {

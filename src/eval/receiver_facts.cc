@@ -1,0 +1,67 @@
+#include "eval/receiver_facts.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "policy/anchors.h"
+#include "policy/token_costs.h"
+#include "runtime/kv_state.h"
+#include "runtime/pack_text.h"
+
+namespace qkvshare {
+namespace {
+
+constexpr size_t kAnchorQueries = 16;  // at least, where there are as many tokens
+
+// What was there before counts as the card that a receiver has taken.
+Result<std::vector<Anchor>> FindAnchors(const Session& session, size_t before) {
+  QKV_ASSIGN_OR_RETURN(const KvState rows, session.TakeKv());
+  QKV_ASSIGN_OR_RETURN(const AttentionStats stats,
+                       MeasureAttention(rows.view(), session.window(), session.threads(), nullptr, kAnchorLayerStep));
+  std::vector<Anchor> anchors = MakeAnchors(stats);
+  std::erase_if(anchors, [before](const Anchor& anchor) { return anchor.token >= before; });
+  return anchors;
+}
+
+}  // namespace
+
+Result<PackOptions> PackOptionsFor(const CardArm& arm, const EvalPrompt& prompt, const Continuation& continuation,
+                                   const std::string& sender, const ReceiverFacts& facts) {
+  PackOptions options = arm.pack;
+  options.segments = prompt.segments;
+  if (arm.oracle) options.probe = facts.oracle;
+  if (arm.Uses(Feature::kPrior)) {
+    QKV_RETURN_IF_ERROR(
+        AddReader({continuation.id, 1}, continuation.roles, sender, prompt.context.size(), &options.segments));
+    options.all_readers = !continuation.roles.empty();
+  }
+  if (arm.Uses(Feature::kAnchors)) options.anchors = facts.anchors;
+  if (arm.Uses(Feature::kProbe)) options.probe = facts.probe;
+  return options;
+}
+
+Result<AttentionWindow> OracleWindow(Session* session, std::span<const int32_t> tokens) {
+  const size_t before = session->tokens().size();
+  PrefillOptions prefill;
+  prefill.window = static_cast<uint32_t>(tokens.size());
+  QKV_RETURN_IF_ERROR(session->Prefill(tokens, prefill));
+  AttentionWindow window = session->window();
+  window.end = static_cast<uint32_t>(before);
+  QKV_RETURN_IF_ERROR(session->Truncate(before));
+  return window;
+}
+
+Result<ScoredWithAnchors> ScoreWithAnchors(Session* session, std::span<const int32_t> tokens, size_t own) {
+  const size_t before = session->tokens().size();
+  const size_t queries = std::min<size_t>(own, kWindowTokens);
+  const size_t stride = std::clamp<size_t>(queries / kAnchorQueries, 1, kWindowStride);
+  QKV_RETURN_IF_ERROR(session->KeepQueries(static_cast<uint32_t>(queries), static_cast<uint32_t>(stride)));
+  Result<LogitRows> rows = ScoreTokens(session, tokens, 0);
+  Result<std::vector<Anchor>> anchors =
+      rows ? FindAnchors(*session, before) : Result<std::vector<Anchor>>(rows.status());
+  QKV_RETURN_IF_ERROR(session->KeepQueries(0, 1));
+  if (!anchors) return anchors.status();
+  return ScoredWithAnchors{std::move(*rows), std::move(*anchors)};
+}
+
+}  // namespace qkvshare
