@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <nlohmann/json.hpp>
 #include <system_error>
 #include <utility>
 

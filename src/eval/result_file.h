@@ -5,7 +5,7 @@
 
 #include <cstddef>
 #include <functional>
-#include <nlohmann/json_fwd.hpp>
+#include <nlohmann/json.hpp>
 #include <span>
 #include <string>
 #include <vector>

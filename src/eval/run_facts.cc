@@ -24,7 +24,7 @@ std::string ProgramDigest() {
   const std::filesystem::path path = std::filesystem::read_symlink("/proc/self/exe", error);
   if (error) return "";
   const Result<std::string> bytes = ReadText(path.string(), kMaxProgramBytes);
-  if (!bytes.ok()) return "";
+  if (!bytes) return "";
   return ToHex(Blake2b({reinterpret_cast<const uint8_t*>(bytes->data()), bytes->size()}));
 }
 
