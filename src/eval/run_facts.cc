@@ -28,6 +28,12 @@ std::string ProgramDigest() {
   return ToHex(Blake2b({reinterpret_cast<const uint8_t*>(bytes->data()), bytes->size()}));
 }
 
+Json LayersJson(const std::vector<LayerAdjustment>& layers) {
+  Json json = Json::array();
+  for (const LayerAdjustment layer : layers) json.push_back({layer.keys, layer.values});
+  return json;
+}
+
 }  // namespace
 
 Result<Json> SoftwareFacts() {
@@ -49,6 +55,22 @@ Json SessionFacts(const Session& session) {
           {"cache_type_v", CacheTypeName(session.cache_type_v())},
           {"flash_attention", session.flash_attention()},
           {"threads", session.threads()}};
+}
+
+Json PackFacts(const PackOptions& options) {
+  Json levels = Json::array();
+  for (const Level level : options.levels) levels.push_back(LevelName(level));
+  return {{"policy", PolicyName(options.policy)},
+          {"control_of", PolicyName(options.control_of)},
+          {"policy_seed", options.policy_seed},
+          {"alpha", options.alpha},
+          {"features", options.features.Names()},
+          {"code_bits", options.code_bits},
+          {"max_bytes", options.max_bytes},
+          {"protected_tokens", options.protected_tokens},
+          {"levels", levels},
+          {"layers", LayersJson(options.layers)},
+          {"profile", options.profile == nullptr ? "" : ToHex(options.profile->id)}};
 }
 
 Json ProducerFacts() {

@@ -5,6 +5,7 @@
 
 #include "qkvshare/status.h"
 #include "runtime/model.h"
+#include "runtime/sender.h"
 #include "runtime/session.h"
 
 namespace qkvshare {
@@ -16,6 +17,10 @@ Result<nlohmann::ordered_json> SoftwareFacts();
 nlohmann::ordered_json ModelFacts(const Model& model);
 // Cache types, RoPE, threads, flash attention.
 nlohmann::ordered_json SessionFacts(const Session& session);
+
+// All of the options that plan and card follow from, but for what is known of one context: its segments, predictions,
+// anchors and probe.
+nlohmann::ordered_json PackFacts(const PackOptions& options);
 
 // Which program this is: the digest of its file (empty where it cannot be read), and its version. Results of several
 // programs may go together where all else is the same.
