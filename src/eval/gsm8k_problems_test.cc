@@ -22,7 +22,7 @@ TEST(GsmProblemsTest, HaveQuestionWorkedAnswerAndNumber) {
       Read(R"({"question": "How many?", "answer": "She sold 48/2 = <<48/2=24>>24.\nAnd <<1+1=2>>2.\n#### 1,024"})"
            "\n\n"
            R"({"question": "How far?", "answer": "Down.\n#### -2.5"})");
-  ASSERT_TRUE(problems.ok()) << problems.status().message();
+  ASSERT_TRUE(problems.has_value()) << problems.status().message();
   ASSERT_EQ(problems->size(), 2U);
   EXPECT_EQ((*problems)[0].question, "How many?");
   EXPECT_EQ((*problems)[0].answer, "She sold 48/2 = 24.\nAnd 2.\n#### 1,024");
@@ -32,7 +32,7 @@ TEST(GsmProblemsTest, HaveQuestionWorkedAnswerAndNumber) {
 
 TEST(GsmProblemsTest, AnnotationsWithoutEndStay) {
   const auto problems = Read(R"({"question": "Q", "answer": "1 << 2\n#### 4"})");
-  ASSERT_TRUE(problems.ok());
+  ASSERT_TRUE(problems.has_value());
   EXPECT_EQ((*problems)[0].answer, "1 << 2\n#### 4");
 }
 
