@@ -159,9 +159,11 @@ Command AddEval(CLI::App* app) {
   handoff->add_flag("--json", flags->json, "Report as JSON");
   const Command speed = AddEvalSpeed(app);
   const Command join = AddEvalJoin(app);
-  return [app, flags, speed, join] {
+  const Command chain = AddEvalChain(app);
+  return [app, flags, speed, join, chain] {
     if (app->got_subcommand("speed")) return speed();
     if (app->got_subcommand("join")) return join();
+    if (app->got_subcommand("chain")) return chain();
     const Status status = RunHandoff(*flags);
     return status.ok() ? static_cast<int>(kSuccess) : ReportError(status);
   };

@@ -7,5 +7,6 @@ namespace qkvshare::cli {
 
 Command AddEvalSpeed(CLI::App* eval);
 Command AddEvalJoin(CLI::App* eval);
+Command AddEvalChain(CLI::App* eval);
 
 }  // namespace qkvshare::cli
