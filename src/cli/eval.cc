@@ -160,10 +160,12 @@ Command AddEval(CLI::App* app) {
   const Command speed = AddEvalSpeed(app);
   const Command join = AddEvalJoin(app);
   const Command fidelity = AddEvalFidelity(app);
-  return [app, flags, speed, join, fidelity] {
+  const Command chain = AddEvalChain(app);
+  return [app, flags, speed, join, fidelity, chain] {
     if (app->got_subcommand("speed")) return speed();
     if (app->got_subcommand("join")) return join();
     if (app->got_subcommand("fidelity")) return fidelity();
+    if (app->got_subcommand("chain")) return chain();
     const Status status = RunHandoff(*flags);
     return status.ok() ? static_cast<int>(kSuccess) : ReportError(status);
   };

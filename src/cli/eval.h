@@ -7,6 +7,7 @@ namespace qkvshare::cli {
 
 Command AddEvalSpeed(CLI::App* eval);
 Command AddEvalJoin(CLI::App* eval);
+Command AddEvalChain(CLI::App* eval);
 Command AddEvalFidelity(CLI::App* eval);
 
 }  // namespace qkvshare::cli
