@@ -7,5 +7,7 @@ namespace qkvshare::cli {
 
 Command AddEvalSpeed(CLI::App* eval);
 Command AddEvalJoin(CLI::App* eval);
+Command AddEvalTtft(CLI::App* eval);
+Command AddEvalMemory(CLI::App* eval);
 
 }  // namespace qkvshare::cli

@@ -4,34 +4,13 @@
 #include <string>
 
 #include "base/hash.h"
+#include "eval/pack_facts.h"
 #include "eval/run_facts.h"
 
 namespace qkvshare {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-Json LayersJson(const std::vector<LayerAdjustment>& layers) {
-  Json json = Json::array();
-  for (const LayerAdjustment layer : layers) json.push_back({layer.keys, layer.values});
-  return json;
-}
-
-Json PackJson(const PackOptions& options) {
-  Json levels = Json::array();
-  for (const Level level : options.levels) levels.push_back(LevelName(level));
-  return {{"policy", PolicyName(options.policy)},
-          {"control_of", PolicyName(options.control_of)},
-          {"policy_seed", options.policy_seed},
-          {"alpha", options.alpha},
-          {"features", options.features.Names()},
-          {"code_bits", options.code_bits},
-          {"max_bytes", options.max_bytes},
-          {"protected_tokens", options.protected_tokens},
-          {"levels", levels},
-          {"layers", LayersJson(options.layers)},
-          {"profile", options.profile == nullptr ? "" : ToHex(options.profile->id)}};
-}
 
 Json GenerateJson(const GenerateOptions& options) {
   const SamplingOptions& sampling = options.sampling;
@@ -60,7 +39,7 @@ Digest DigestOf(const std::vector<HopChain>& chains) {
 
 Result<Json> HopHeader(const Session& session, const HopRequest& request) {
   Json packs = Json::array();
-  for (size_t i = 0; request.cards && i < request.packs.size(); ++i) packs.push_back(PackJson(request.packs[i]));
+  for (size_t i = 0; request.cards && i < request.packs.size(); ++i) packs.push_back(PackFacts(request.packs[i]));
   Json header = {{kHopKind, 2},
                  {"input", ToHex(DigestOf(request.chains))},
                  {"chains", request.chains.size()},
