@@ -9,5 +9,7 @@ Command AddEvalSpeed(CLI::App* eval);
 Command AddEvalJoin(CLI::App* eval);
 Command AddEvalChain(CLI::App* eval);
 Command AddEvalFidelity(CLI::App* eval);
+Command AddEvalTtft(CLI::App* eval);
+Command AddEvalMemory(CLI::App* eval);
 
 }  // namespace qkvshare::cli
