@@ -2,8 +2,11 @@
 """qkvshare eval fidelity."""
 
 import json
+import signal
+import subprocess
+import time
 
-from cli_support import DOCUMENT, QUESTION, CliTest, folder, main, path, setUpModule
+from cli_support import DOCUMENT, INTERRUPTED, QUESTION, CliTest, environment, folder, main, path, setUpModule, words_of
 
 ARMS = ["--arm", "uniform@4", "--arm", "roundtrip:f16", "--arm", "floor"]
 PROMPTS = [
@@ -58,6 +61,28 @@ class FidelityTest(CliTest):
         write_prompts("prompts.jsonl", PROMPTS[:1])
         self.fail_with(2, *flags, says="\"input\" differs")
         self.fail_with(2, *self.common, *ARMS, "-o", self.prompts, says="prompts.jsonl")
+
+    def test_interrupted(self):
+        many = write_prompts("many.jsonl", [{"context": DOCUMENT[i:i + 300], "turns": [QUESTION]} for i in range(30)])
+        flags = ["eval", "fidelity", "--set", many, "-n", "4", *ARMS, "-o"]
+        process = subprocess.Popen(words_of([*flags, path("stopped.jsonl")]), env=environment, stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        deadline = time.monotonic() + 120
+        stopped = folder / "stopped.jsonl"
+        while not stopped.exists() or b'{"prompt"' not in stopped.read_bytes():
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.005)
+        process.send_signal(signal.SIGINT)
+        output, error = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, INTERRUPTED, error)
+        self.assertIn(b"the same command goes on from", error)
+        self.assertEqual(output, b"")
+        lines = self.lines("stopped.jsonl")[1]
+        self.assertEqual(len(lines) % 3, 0)
+        self.assertLess(len(lines), 90)
+        self.succeed(*flags, path("stopped.jsonl"))
+        self.succeed(*flags, path("whole.jsonl"))
+        self.assertEqual((folder / "stopped.jsonl").read_bytes(), (folder / "whole.jsonl").read_bytes())
 
     def test_usual_arms(self):
         done = self.execute(*self.common, "--json")

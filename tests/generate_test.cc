@@ -105,6 +105,34 @@ TEST_F(StopTextTest, IsShownNeitherInPartNorTwice) {
   }
 }
 
+TEST_F(StopTextTest, AMarkedLineEndsTheAnswer) {
+  GenerateOptions options = Options({});
+  const auto expect_cut = [&](const std::string& marker) {
+    options.stop_line = marker;
+    // What the line has besides the marker and space, then the line break.
+    const size_t at = whole_.text.find(marker);
+    ASSERT_NE(at, std::string::npos);
+    const size_t value = whole_.text.find_first_not_of(" \t\r\n", at + marker.size());
+    const size_t end = value == std::string::npos ? value : whole_.text.find('\n', value);
+    std::string shown;
+    options.on_text = [&](const std::string& piece) { shown += piece; };
+    const Generation answer = Give(options);
+    EXPECT_EQ(shown, answer.text);
+    if (end == std::string::npos) {
+      EXPECT_EQ(answer.stop, StopReason::kLength);
+      EXPECT_EQ(answer.text, whole_.text);
+    } else {
+      ExpectCut(answer, end, end + 1);
+    }
+  };
+  // A line break that the answer has, with text before it.
+  const size_t line = whole_.text.find('\n', 6);
+  ASSERT_NE(line, std::string::npos) << "another seed is needed: " << whole_.text;
+  expect_cut(whole_.text.substr(line - 5, 4));
+  expect_cut(whole_.text.substr(line - 5, 5));  // nothing but the marker in its line
+  expect_cut(whole_.text.substr(whole_.text.size() - 3));
+}
+
 TEST_F(StopTextTest, AnEmptyOneIsRefused) {
   Prefill(session_.get(), {1});
   const size_t tokens = session_->tokens().size();

@@ -7,6 +7,7 @@
 #include "base/file.h"
 #include "card/card.h"
 #include "cli/eval.h"
+#include "cli/memory_processes.h"
 #include "cli/options.h"
 #include "cli/terminal.h"
 #include "eval/handoff.h"
@@ -160,10 +161,19 @@ Command AddEval(CLI::App* app) {
   const Command speed = AddEvalSpeed(app);
   const Command join = AddEvalJoin(app);
   const Command fidelity = AddEvalFidelity(app);
-  return [app, flags, speed, join, fidelity] {
+  const Command chain = AddEvalChain(app);
+  const Command ttft = AddEvalTtft(app);
+  const Command memory = AddEvalMemory(app);
+  // What `eval memory` starts: no command for people.
+  CLI::App* process = app->add_subcommand("memory-process", "")->group("");
+  return [app, flags, speed, join, fidelity, chain, ttft, memory, process] {
     if (app->got_subcommand("speed")) return speed();
     if (app->got_subcommand("join")) return join();
     if (app->got_subcommand("fidelity")) return fidelity();
+    if (app->got_subcommand("chain")) return chain();
+    if (app->got_subcommand("ttft")) return ttft();
+    if (app->got_subcommand("memory")) return memory();
+    if (process->parsed()) return RunMemoryProcess();
     const Status status = RunHandoff(*flags);
     return status.ok() ? static_cast<int>(kSuccess) : ReportError(status);
   };

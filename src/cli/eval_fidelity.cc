@@ -55,6 +55,12 @@ bool IsFile(const std::string& set) {
          (std::filesystem::is_regular_file(set, error) || set.find_first_of("./") != std::string::npos);
 }
 
+// The file that the set is read from, if there is one.
+std::string FileOf(const std::string& set) {
+  PromptSetRequest request;
+  return ParsePromptSet(set, &request).ok() ? request.file : set;
+}
+
 // The prompts, and how they were made.
 Status MakePrompts(const FidelityFlags& flags, const Model& model, FidelityRequest* request) {
   if (IsFile(flags.set)) {
@@ -124,7 +130,7 @@ void PrintSummary(const FidelityFlags& flags, const FidelityRequest& request, co
 
 Status RunEvalFidelity(const FidelityFlags& flags) {
   if (!flags.arms.empty()) QKV_RETURN_IF_ERROR(ParseFidelityArms(flags.arms).status());  // before the model is loaded
-  if (!flags.output.empty()) QKV_RETURN_IF_ERROR(CheckTarget(flags.output, {flags.set, flags.model.model}));
+  if (!flags.output.empty()) QKV_RETURN_IF_ERROR(CheckTarget(flags.output, {FileOf(flags.set), flags.model.model}));
   QKV_ASSIGN_OR_RETURN(const std::unique_ptr<Model> model, flags.model.Load());
   FidelityRequest request;
   QKV_RETURN_IF_ERROR(MakePrompts(flags, *model, &request));

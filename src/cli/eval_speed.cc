@@ -6,7 +6,6 @@
 #include <chrono>
 #include <ctime>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -21,6 +20,7 @@
 #include "cli/options.h"
 #include "cli/speed_report.h"
 #include "cli/terminal.h"
+#include "eval/machine_facts.h"
 #include "eval/speed.h"
 #include "qkvshare/version.h"
 #include "runtime/backend.h"
@@ -40,14 +40,6 @@ struct SpeedFlags {
   bool resume = false;
 };
 
-std::string CpuName() {
-  std::ifstream info("/proc/cpuinfo");
-  for (std::string line; std::getline(info, line);) {
-    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
-  }
-  return "unknown";
-}
-
 // In UTC.
 std::string Now() {
   const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
@@ -64,7 +56,7 @@ Result<nlohmann::json> Header(const SpeedFlags& flags, const Model& model, const
   const unsigned cores = std::thread::hardware_concurrency();
   const int threads = flags.model.session.threads;
   return nlohmann::json{{"date", Now()},
-                        {"machine", {{"cpu", CpuName()}, {"cores", cores}}},
+                        {"machine", nlohmann::json(MachineFacts())},
                         {"model", model.name()},
                         {"model_fingerprint", ToHex(model.fingerprint())},
                         {"rope_freq_base", flags.model.session.rope_freq_base},

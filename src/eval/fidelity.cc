@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cassert>
 #include <cmath>
+#include <functional>
 #include <numeric>
+#include <utility>
 
 #include "base/parallel.h"
 
@@ -15,6 +17,15 @@ double LogSumExp(std::span<const float> x) {
   double sum = 0;
   for (const float v : x) sum += std::exp(v - top);
   return top + std::log(sum);
+}
+
+void ForEach(size_t count, int threads, const std::function<void(size_t)>& work) {
+  const Status status = ParallelFor(count, threads, [&](size_t i) {
+    work(i);
+    return Status();
+  });
+  assert(status.ok());  // no work can fail
+  (void)status;
 }
 
 ptrdiff_t ArgMax(std::span<const float> x) { return std::max_element(x.begin(), x.end()) - x.begin(); }
@@ -47,17 +58,31 @@ Result<LogitRows> ScoreTokens(Session* session, std::span<const int32_t> tokens,
   return rows;
 }
 
-std::vector<Prediction> ComparePredictions(const LogitRows& reference, const LogitRows& other, size_t first,
-                                           std::span<const int32_t> next, int threads) {
-  std::vector<Prediction> predictions(next.size());
-  const Status status = ParallelFor(next.size(), threads, [&](size_t i) {
-    const std::span<const float> p = reference.row(first + i), q = other.row(first + i);
-    const auto token = static_cast<size_t>(next[i]);
-    predictions[i] = {KlDivergence(p, q), ArgMax(p) == ArgMax(q), q[token] - LogSumExp(q), p[token] - LogSumExp(p)};
-    return Status();
+ReferenceRows::ReferenceRows(LogitRows rows, size_t first, int threads)
+    : rows_(std::move(rows)),
+      first_(first),
+      facts_(rows_.tokens() - std::min(first, rows_.tokens())),
+      probabilities_(facts_.size() * rows_.vocab) {
+  ForEach(facts_.size(), threads, [&](size_t i) {
+    const std::span<const float> row = rows_.row(first_ + i);
+    facts_[i] = {LogSumExp(row), ArgMax(row)};
+    std::transform(row.begin(), row.end(), probabilities_.begin() + static_cast<ptrdiff_t>(i * rows_.vocab),
+                   [&](float x) { return static_cast<float>(std::exp(x - facts_[i].log_sum)); });
   });
-  assert(status.ok());  // the work cannot fail
-  (void)status;
+}
+
+std::vector<Prediction> ReferenceRows::Compare(const LogitRows& other, std::span<const int32_t> next,
+                                               int threads) const {
+  std::vector<Prediction> predictions(std::min(next.size(), tokens()));
+  ForEach(predictions.size(), threads, [&](size_t i) {
+    const std::span<const float> p = rows_.row(first_ + i), q = other.row(first_ + i);
+    const float* probability = probabilities_.data() + i * rows_.vocab;
+    const double log_zp = facts_[i].log_sum, log_zq = LogSumExp(q);
+    double kl = 0;
+    for (size_t v = 0; v < q.size(); ++v) kl += double{probability[v]} * ((p[v] - log_zp) - (q[v] - log_zq));
+    const auto token = static_cast<size_t>(next[i]);
+    predictions[i] = {std::max(kl, 0.0), facts_[i].top == ArgMax(q), q[token] - log_zq, p[token] - log_zp};
+  });
   return predictions;
 }
 

@@ -41,10 +41,27 @@ struct LogitRows {
 // 0: as many as the session's batch takes.
 Result<LogitRows> ScoreTokens(Session* session, std::span<const int32_t> tokens, size_t piece);
 
-// next: the tokens that follow those that rows from `first` on are of. On up to `threads` threads. Cost: five
-// exponentials a logit.
-std::vector<Prediction> ComparePredictions(const LogitRows& reference, const LogitRows& other, size_t first,
-                                           std::span<const int32_t> next, int threads);
+// Rows that several others are compared with: what depends on the reference alone is worked out once.
+class ReferenceRows {
+ public:
+  // Of the rows from `first` on. On up to `threads` threads.
+  ReferenceRows(LogitRows rows, size_t first, int threads);
+
+  size_t tokens() const { return facts_.size(); }
+  // other: rows of the same tokens. next: the tokens that follow those from `first` on. Cost: an exponential a logit.
+  std::vector<Prediction> Compare(const LogitRows& other, std::span<const int32_t> next, int threads) const;
+
+ private:
+  // Of a row from first_ on.
+  struct Facts {
+    double log_sum = 0;  // of exponentials
+    ptrdiff_t top = 0;   // most likely token
+  };
+  LogitRows rows_;
+  size_t first_;
+  std::vector<Facts> facts_;
+  std::vector<float> probabilities_;  // [tokens, vocab]
+};
 
 // Collects comparisons from several texts into one result.
 class FidelityMeter {

@@ -44,11 +44,11 @@ class PromptFidelity {
     QKV_RETURN_IF_ERROR(PackAlike());
     QKV_RETURN_IF_ERROR(FillCaches());
     QKV_RETURN_IF_ERROR(CompleteTurns());
-    LogitRows reference;
-    if (UsesAnchors()) QKV_RETURN_IF_ERROR(RunReference(turns_.back(), &reference));
+    if (UsesAnchors()) QKV_RETURN_IF_ERROR(RunReference(turns_.back()).status());
     for (const Turn& turn : turns_) {
       QKV_RETURN_IF_ERROR(PackForReceiver(turn));  // with anchors of the one before
-      QKV_RETURN_IF_ERROR(RunReference(turn, &reference));
+      QKV_ASSIGN_OR_RETURN(LogitRows rows, RunReference(turn));
+      const ReferenceRows reference(std::move(rows), turn.first(), session_.threads());
       for (size_t arm = 0; arm < setup_.arms.size(); ++arm) QKV_RETURN_IF_ERROR(Measure(turn, reference, arm));
     }
     return std::move(results_);
@@ -85,9 +85,9 @@ class PromptFidelity {
   Status CompleteTurns();
   Status PackForReceiver(const Turn& turn);
   Status Pack(const FidelityArm& arm, PackOptions options, Way* way) const;
-  Status RunReference(const Turn& turn, LogitRows* rows);
+  Result<LogitRows> RunReference(const Turn& turn);
   Result<LogitRows> Score(const Turn& turn, size_t arm);
-  Status Measure(const Turn& turn, const LogitRows& reference, size_t arm);
+  Status Measure(const Turn& turn, const ReferenceRows& reference, size_t arm);
   void CountBits(size_t arm, FidelityResult* result) const;
 
   const FidelitySetup& setup_;
@@ -218,17 +218,13 @@ Status PromptFidelity::PackForReceiver(const Turn& turn) {
 }
 
 // The FP16 hand-over. Leaves anchors of this receiver for the next, if there is one that wants them.
-Status PromptFidelity::RunReference(const Turn& turn, LogitRows* rows) {
+Result<LogitRows> PromptFidelity::RunReference(const Turn& turn) {
   QKV_RETURN_IF_ERROR(Restore());
   Step("F16", turn.tokens.size());
-  if (!UsesAnchors()) {
-    QKV_ASSIGN_OR_RETURN(*rows, ScoreTokens(&session_, turn.tokens, 0));
-    return {};
-  }
+  if (!UsesAnchors()) return ScoreTokens(&session_, turn.tokens, 0);
   QKV_ASSIGN_OR_RETURN(ScoredWithAnchors scored, ScoreWithAnchors(&session_, turn.tokens, turn.own()));
   facts_.anchors = std::move(scored.anchors);
-  *rows = std::move(scored.rows);
-  return {};
+  return std::move(scored.rows);
 }
 
 // The continuation after the context as the arm has it.
@@ -257,7 +253,7 @@ Result<LogitRows> PromptFidelity::Score(const Turn& turn, size_t arm) {
   return ScoreTokens(&session_, turn.tokens, 0);
 }
 
-Status PromptFidelity::Measure(const Turn& turn, const LogitRows& reference, size_t arm) {
+Status PromptFidelity::Measure(const Turn& turn, const ReferenceRows& reference, size_t arm) {
   Step(setup_.arms[arm].name, turn.tokens.size());
   QKV_ASSIGN_OR_RETURN(const LogitRows rows, Score(turn, arm));
   FidelityResult& result = results_.emplace_back();
@@ -266,7 +262,7 @@ Status PromptFidelity::Measure(const Turn& turn, const LogitRows& reference, siz
   line.continuation = turn.of->id;
   line.kind = turn.of->kind;
   line.arm = setup_.arms[arm].name;
-  for (const Prediction& p : ComparePredictions(reference, rows, turn.first(), turn.next(), session_.threads())) {
+  for (const Prediction& p : reference.Compare(rows, turn.next(), session_.threads())) {
     if (!std::isfinite(p.kl) || !std::isfinite(p.log_probability)) {
       return {StatusCode::kNonFinite, fmt::format("arm {}, prompt {}, continuation {}: prediction {} is no number",
                                                   line.arm, line.prompt, line.continuation, line.kl.size())};

@@ -140,7 +140,7 @@ TEST_F(FidelityRunTest, ScoresWhatComesAfterTheInstruction) {
     for (size_t i = 0; i < line.kl.size(); ++i) {
       const size_t row = skipped + i - 1;
       const Prediction expected =
-          ComparePredictions(reference, rows, row, std::span(tokens).subspan(row + 1, 1), 1).front();
+          ReferenceRows(reference, row, 1).Compare(rows, std::span(tokens).subspan(row + 1, 1), 1).front();
       EXPECT_NEAR(line.kl[i], expected.kl, 1e-5 * expected.kl + 1e-12);
       EXPECT_NEAR(line.logprob[i], expected.log_probability, 1e-4);
       EXPECT_NEAR(line.ref_logprob[i], expected.reference_log_probability, 1e-4);

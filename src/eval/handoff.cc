@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "base/file.h"
@@ -193,10 +192,7 @@ class HandoffMeasurement {
 
 }  // namespace
 
-int64_t HandoffArm::ttft_us() const {
-  return std::accumulate(stages.begin(), stages.end(), int64_t{0},
-                         [](int64_t sum, const Stage& stage) { return sum + stage.us; });
-}
+int64_t HandoffArm::ttft_us() const { return TotalUs(stages); }
 
 Result<HandoffReport> MeasureHandoff(Session* session, const HandoffRequest& request) {
   return HandoffMeasurement(session, request).Run();

@@ -9,21 +9,17 @@
 #include <vector>
 
 #include "eval/fidelity.h"
+#include "eval/stage.h"
 #include "qkvshare/status.h"
 #include "runtime/generate.h"
 #include "runtime/session.h"
 
 namespace qkvshare {
 
-struct Stage {
-  std::string name;
-  int64_t us = 0;
-};
-
 // One way to get from the sender's context to the answer.
 struct HandoffArm {
   std::string name;  // "re-prefill", "F16 state", "card restored", "card fused"
-  std::vector<Stage> stages;
+  Stages stages;
   size_t cached_tokens = 0;
   size_t evaluated_tokens = 0;
   std::string answer;

@@ -13,8 +13,9 @@ using Json = nlohmann::ordered_json;
 
 Json GenerateJson(const GenerateOptions& options) {
   const SamplingOptions& sampling = options.sampling;
-  return {{"predict", options.predict}, {"stop", options.stop},    {"temp", sampling.temp}, {"top_k", sampling.top_k},
-          {"top_p", sampling.top_p},    {"min_p", sampling.min_p}, {"seed", sampling.seed}};
+  return {{"predict", options.predict}, {"stop", options.stop},    {"stop_line", options.stop_line},
+          {"temp", sampling.temp},      {"top_k", sampling.top_k}, {"top_p", sampling.top_p},
+          {"min_p", sampling.min_p},    {"seed", sampling.seed}};
 }
 
 Digest DigestOf(const std::vector<HopChain>& chains) {
@@ -38,14 +39,16 @@ Digest DigestOf(const std::vector<HopChain>& chains) {
 
 Result<Json> HopHeader(const Session& session, const HopRequest& request) {
   Json packs = Json::array();
-  for (size_t i = 0; request.cards && i < request.packs.size(); ++i) packs.push_back(PackFacts(request.packs[i]));
-  Json header = {{kHopKind, 2},
+  for (size_t i = 0; Packs(request.hand_over) && i < request.packs.size(); ++i)
+    packs.push_back(PackFacts(request.packs[i]));
+  Json header = {{kHopKind, 3},
                  {"input", ToHex(DigestOf(request.chains))},
                  {"chains", request.chains.size()},
                  {"hops", request.hops},
                  {"parallel", request.parallel},
                  {"context", request.context},
-                 {"arm", request.cards ? "cards" : "f16"},
+                 {"hand_over", HandOverName(request.hand_over)},
+                 {"probe", request.probe},
                  {"packs", packs},
                  {"generate", GenerateJson(request.generate)},
                  {"batch", request.session.batch}};

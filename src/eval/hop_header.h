@@ -3,7 +3,9 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "eval/hop_runner.h"
+#include "eval/hop_request.h"
+#include "qkvshare/status.h"
+#include "runtime/session.h"
 
 namespace qkvshare {
 

@@ -20,10 +20,12 @@ struct HopRecord {
   // Sampled, without the end token: those that ended the answer included.
   std::vector<int32_t> tokens;
   int32_t end_token = -1;
-  std::string text;         // as far as it counts; in a file, bytes that are not UTF-8 are replaced
-  std::string stop;         // StopReasonName
-  uint64_t card_bytes = 0;  // of the card of this hop's tokens; 0: there is none
-  double code_bits = 0;     // of the card, average
+  std::string text;  // as far as it counts; in a file, bytes that are not UTF-8 are replaced
+  std::string stop;  // StopReasonName
+  // Of the card that is handed on; 0: there is none.
+  uint32_t card_tokens = 0;  // this hop's, or all so far where it is packed anew
+  uint64_t card_bytes = 0;
+  double code_bits = 0, total_bits = 0;  // a channel: of codes, and of all bytes
   // us, in order. Those of decoding together are the whole group's.
   std::vector<std::pair<std::string, int64_t>> stages;
 

@@ -144,9 +144,10 @@ constexpr float kNear = 0.05f;
 void HopRunnerTest::CheckFiveHops() {
   HopRequest request = Request(4, 5);
   for (const int parallel : {1, 3}) {
-    for (const bool cards : {true, false}) {
+    for (const HandOver hand_over : {HandOver::kCards, HandOver::kSequence}) {
       request.parallel = parallel;
-      request.cards = cards;
+      request.hand_over = hand_over;
+      const bool cards = hand_over == HandOver::kCards;
       request.packs[0].code_bits = 16;
       const std::vector<HopRecord> records = Take(Run(request));
       ASSERT_EQ(records.size(), 4u * 5u);
@@ -182,6 +183,115 @@ TEST_F(HopRunnerTest, FiveHopsThroughASlidingWindowToo) {
   spec.half_matrices = false;
   model_ = LoadTiny(spec, "window.gguf");
   CheckFiveHops();
+}
+
+TEST_F(HopRunnerTest, AsTextTheConversationIsReadAgainInEachHop) {
+  HopRequest request = Request(3, 3);
+  request.hand_over = HandOver::kText;
+  request.parallel = 2;
+  EXPECT_NE(RunHops(Take(MakeHopSession(*model_, request)).get(), request).status().message().find("needs messages"),
+            std::string::npos);
+  request.chains.erase(request.chains.begin() + 1);
+  const std::vector<HopRecord> records = Take(Run(request));
+  for (size_t i = 0; i < request.chains.size(); ++i) {
+    std::vector<ChatMessage> messages = request.chains[i].messages;
+    for (size_t hop = 0; hop < 3; ++hop) {
+      const HopRecord& record = records[i * 3 + hop];
+      const std::string text = Take(model_->ApplyChatTemplate(messages, /*add_generation_prompt=*/true));
+      EXPECT_EQ(record.read_tokens, model_->Tokenize(text, /*add_special=*/true).size());
+      EXPECT_EQ(record.taken_tokens, 0u);
+      EXPECT_EQ(record.card_bytes, 0u);
+      EXPECT_FALSE(record.tokens.empty());
+      if (hop == 2) continue;
+      // What a file would have: bytes that are no character are replaced.
+      const std::string said = nlohmann::json::parse(LineOf(record)).at("text");
+      messages.push_back({"assistant", said});
+      messages.push_back({"user", request.chains[i].turns[hop]});
+    }
+  }
+}
+
+TEST_F(HopRunnerTest, RepackedCardsHoldAllThatCameBefore) {
+  HopRequest request = Request(3, 4);
+  request.parallel = 2;
+  request.hand_over = HandOver::kSequence;
+  const std::vector<HopRecord> sequence = Timeless(Take(Run(request)));
+  // At 16 bits nothing is rounded: the tokens are those of the sequence that goes on.
+  request.hand_over = HandOver::kRepacked;
+  request.packs[0].code_bits = 16;
+  request.card_folder = Path("cards");
+  const std::vector<HopRecord> exact = Take(Run(request));
+  ASSERT_EQ(exact.size(), sequence.size());
+  for (size_t i = 0; i < exact.size(); ++i) {
+    EXPECT_EQ(exact[i].tokens, sequence[i].tokens) << i;
+    EXPECT_EQ(exact[i].taken_tokens, sequence[i].taken_tokens) << i;
+    if (exact[i].hop == 3) continue;
+    const Card card = Take(Card::Open(request.CardPath(exact[i].chain, exact[i].hop)));
+    EXPECT_EQ(card.first_token(), 0u);
+    EXPECT_EQ(card.tokens(), exact[i + 1].taken_tokens);
+    EXPECT_EQ(exact[i].card_tokens, card.tokens());
+    EXPECT_EQ(exact[i].total_bits, card.average_total_bits());
+  }
+  // A run that goes on finds them.
+  request.results = Path("r.jsonl");
+  Take(Run(request));
+  EXPECT_TRUE(Run(request).has_value());
+  // Packed again and again at few bits, they are not what they were.
+  request.results.clear();
+  request.packs[0].code_bits = 2;
+  const std::vector<HopRecord> rough = Take(Run(request));
+  EXPECT_FALSE(std::equal(rough.begin(), rough.end(), exact.begin(),
+                          [](const HopRecord& a, const HopRecord& b) { return a.tokens == b.tokens; }));
+}
+
+TEST_F(HopRunnerTest, AProbeTellsThePolicyOfTheNextTurn) {
+  HopRequest request = Request(4, 3);
+  request.parallel = 2;
+  request.card_folder = Path("cards");
+  request.packs[0].policy = Policy::kTopology;
+  request.packs[0].code_bits = 3;
+  const std::vector<HopRecord> without = Take(Run(request));
+  request.probe = true;
+  const std::vector<HopRecord> with = Take(Run(request));
+  bool differs = false;
+  for (size_t i = 0; i < with.size(); ++i) {
+    const auto probed = [](const HopRecord& record) {
+      return std::any_of(record.stages.begin(), record.stages.end(),
+                         [](const auto& stage) { return stage.first == "probe"; });
+    };
+    EXPECT_EQ(probed(with[i]), with[i].hop < 2);
+    EXPECT_FALSE(probed(without[i]));
+    differs = differs || with[i].tokens != without[i].tokens;
+    if (with[i].hop == 2) continue;
+    const Card card = Take(Card::Open(request.CardPath(with[i].chain, with[i].hop)));
+    EXPECT_NE(card.info().policy.find("topology"), std::string::npos);
+    const std::vector<std::string>& features = card.info().features;
+    EXPECT_NE(std::find(features.begin(), features.end(), "probe"), features.end());
+  }
+  EXPECT_TRUE(differs);
+  // The groups do not touch each other: the second gives what it gives alone.
+  HopRequest second = request;
+  second.chains.erase(second.chains.begin(), second.chains.begin() + 2);
+  const std::vector<HopRecord> alone = Take(Run(second));
+  for (size_t i = 0; i < alone.size(); ++i) EXPECT_EQ(alone[i].tokens, with[6 + i].tokens);
+}
+
+TEST_F(HopRunnerTest, LinesSayWhatTheyAreWorth) {
+  HopRequest request = Request(2, 2);
+  request.results = Path("r.jsonl");
+  request.add_to_header = [](nlohmann::ordered_json* header) { (*header)["task"] = "legs"; };
+  request.add_to_line = [](const HopRecord& record, nlohmann::ordered_json* line) {
+    (*line)["length"] = record.text.size();
+  };
+  const std::vector<HopRecord> records = Take(Run(request));
+  const std::vector<std::string> lines = Lines("r.jsonl");
+  ASSERT_EQ(lines.size(), 5u);
+  EXPECT_EQ(nlohmann::json::parse(lines[0]).at("task"), "legs");
+  for (size_t i = 0; i < records.size(); ++i)
+    EXPECT_EQ(nlohmann::json::parse(lines[i + 1]).at("length"), records[i].text.size());
+  EXPECT_EQ(Take(Run(request)).size(), records.size());
+  request.add_to_header = [](nlohmann::ordered_json* header) { (*header)["task"] = "arms"; };
+  EXPECT_NE(Run(request).status().message().find("\"task\" differs"), std::string::npos);
 }
 
 TEST_F(HopRunnerTest, OnARealModelToo) {
@@ -260,7 +370,7 @@ TEST_F(HopRunnerTest, ResultsOfSomethingElseAreRefusedAndStay) {
   other.packs[0].code_bits = 5;
   expect_refused(other, StatusCode::kInvalidArgument, "\"packs\" differs");
   other = request;
-  other.cards = false;
+  other.hand_over = HandOver::kSequence;
   expect_refused(other, StatusCode::kInvalidArgument, "differs");
   // A line that is no record.
   const size_t text = whole.find("\"stop\"", whole.find("\"chain\":"));
@@ -323,8 +433,9 @@ TEST_F(HopRunnerTest, ChainsThatEndEarlyAreRecordedAndTheOthersGoOn) {
   // One fills its context with its first prompt, to the token; another has no room for its second turn.
   request.chains[1].tokens = SomeTokens(400);
   request.chains[2].turns[1] = std::string(400, 'x');
-  for (const bool cards : {true, false}) {
-    request.cards = cards;
+  for (const HandOver hand_over : {HandOver::kCards, HandOver::kSequence}) {
+    request.hand_over = hand_over;
+    const bool cards = hand_over == HandOver::kCards;
     const std::vector<HopRecord> records = Take(Run(request));
     EXPECT_EQ(records[4].read_tokens, 400u);
     EXPECT_EQ(records[4].stop, "context");
@@ -418,6 +529,7 @@ TEST_F(HopRunnerTest, RefusesRequestsThatCannotRun) {
   expect_invalid([](HopRequest* r) { r->chains[0].tokens = {1}; }, "messages or tokens");
   expect_invalid([](HopRequest* r) { r->packs.resize(3); }, "3 pack options");
   expect_invalid([](HopRequest* r) { r->packs[0].code_bits = 1; }, "2 to 16");
+  expect_invalid([](HopRequest* r) { r->probe = true; }, "policy topology");
   expect_invalid([](HopRequest* r) { r->generate.sampling.temp = 1; }, "random seed");
 }
 

@@ -1,8 +1,6 @@
 #include "eval/speed.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <memory>
@@ -12,6 +10,7 @@
 #include "base/stopwatch.h"
 #include "eval/bandwidth.h"
 #include "eval/median.h"
+#include "eval/plain_state.h"
 #include "eval/speed_context.h"
 #include "eval/speed_memory.h"
 #include "eval/speed_ways.h"
@@ -28,14 +27,6 @@ constexpr int kNoCardRepeats = 4;  // times as many
 constexpr int kLeastRuns = 3;
 // Ways of kFirstTokenTest beside kHandOverWay. A cache's way goes before kState: llama.cpp's own file of it.
 constexpr const char *kAttached = "attached", *kWarm = "warm F16", *kState = " state";
-
-// So that the disk is not still at work while times are taken.
-void SyncFile(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return;
-  fsync(fd);
-  close(fd);
-}
 
 // us, first_us: of each run of this way and of the first one.
 Timing Summary(const std::string& way, const std::vector<int64_t>& us, const std::vector<int64_t>& first_us) {

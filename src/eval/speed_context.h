@@ -51,9 +51,6 @@ class SpeedContext {
 
  private:
   SpeedContext(const Model& model, const SpeedRequest& request) : model_(model), request_(request) {}
-  Status MakeTokens();
-  std::string ExactPath() const;
-  Status Prefill(const std::string& path, Session* session) const;
   Status Pack(const Session& session, SpeedReport* report);
 
   const Model& model_;

@@ -3,19 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <fstream>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "eval/median.h"
+#include "eval/memory_use.h"
 #include "eval/speed_ways.h"
 #include "runtime/inject.h"
-
-#ifdef __GLIBC__
-#include <malloc.h>
-#endif
 
 namespace qkvshare {
 namespace {
@@ -27,19 +22,9 @@ constexpr const char *kRestored = "restored", *kEmpty = "empty";
 
 // Memory that only this process has, in bytes; 0 where the system does not tell.
 size_t PrivateBytes() {
-#ifdef __GLIBC__
-  malloc_trim(0);  // what was freed and is kept by the allocator would hide what is allocated next
-#endif
-  std::ifstream smaps("/proc/self/smaps_rollup");
-  size_t bytes = 0;
-  for (std::string line; std::getline(smaps, line);) {
-    size_t kib = 0;
-    if (std::sscanf(line.c_str(), "Private_Clean: %zu", &kib) == 1 ||
-        std::sscanf(line.c_str(), "Private_Dirty: %zu", &kib) == 1) {
-      bytes += kib * 1024;
-    }
-  }
-  return bytes;
+  TrimMemory();  // else it would hide what is allocated next
+  const Result<MemoryUse> use = ReadMemoryUse();
+  return use ? use->private_bytes : 0;
 }
 
 // A receiver after its suffix. Named as in ReceiverMemory.

@@ -3,29 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "runtime/restore.h"
+#include "eval/plain_state.h"
 
 namespace qkvshare {
-namespace {
-
-// llama.cpp alone, with the context in its own cache: what restoring the exact card gives a session.
-Result<std::unique_ptr<PlainContext>> MakePlain(const SpeedContext& context, CacheType type) {
-  const SessionOptions options = context.Options(type, context.depth());
-  std::vector<uint8_t> state;
-  {
-    // Knows how llama.cpp lays out a state.
-    QKV_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, Session::Create(context.model(), options));
-    const CardPart part{context.exact(), 0, context.exact()->tokens()};
-    QKV_RETURN_IF_ERROR(CheckRestore({&part, 1}, session->card_context()));
-    QKV_ASSIGN_OR_RETURN(state, BuildCardState({&part, 1}, session->card_context()));
-  }
-  QKV_ASSIGN_OR_RETURN(std::unique_ptr<PlainContext> plain, PlainContext::Create(context.model(), options));
-  QKV_RETURN_IF_ERROR(plain->SetState(state));
-  return plain;
-}
-
-}  // namespace
-
 CacheType CacheTypeOf(const std::string& way) {
   if (way == kQ8Way) return CacheType::kQ8_0;
   return way == kQ4Way ? CacheType::kQ4_0 : CacheType::kF16;
@@ -56,7 +36,8 @@ Result<SpeedWay> SpeedWays::Make(const std::string& name) const {
     const SessionOptions options = context_.Options(CacheType::kF16, /*tokens=*/0);
     QKV_ASSIGN_OR_RETURN(way.plain, PlainContext::Create(context_.model(), options));
   } else {
-    QKV_ASSIGN_OR_RETURN(way.plain, MakePlain(context_, CacheTypeOf(name)));
+    QKV_ASSIGN_OR_RETURN(way.plain, MakePlain(context_.model(), context_.Options(CacheTypeOf(name), context_.depth()),
+                                              context_.exact()));
   }
   return way;
 }

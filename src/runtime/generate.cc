@@ -52,6 +52,14 @@ size_t OpenEnd(const std::string& text, const std::vector<std::string>& stop) {
   return longest;
 }
 
+// Where the line break is that ends the marked line; npos where it has not come.
+size_t LineEnd(const std::string& text, const std::string& marker) {
+  const size_t at = marker.empty() ? std::string::npos : text.find(marker);
+  if (at == std::string::npos) return at;
+  const size_t value = text.find_first_not_of(" \t\r\n", at + marker.size());
+  return value == std::string::npos ? value : text.find('\n', value);
+}
+
 // One answer while it is generated: its sampler, what there is of it, and whether it goes on.
 class Answer {
  public:
@@ -107,6 +115,7 @@ class Answer {
     size_t end = std::string::npos;
     for (const std::string& ending : options_.stop)
       end = std::min(end, out_.text.find(ending, before - std::min(before, ending.size() - 1)));
+    end = std::min(end, LineEnd(out_.text, options_.stop_line));
     const bool ends = end != std::string::npos;
     if (ends) {
       out_.cut = out_.text.substr(end);

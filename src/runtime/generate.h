@@ -27,6 +27,9 @@ struct GenerateOptions {
   // Texts that end the answer, none of them empty: generation ends once the text contains one, within a token or across
   // several, and the text is cut before the first of them.
   std::vector<std::string> stop;
+  // Marks the line that ends the answer, as "####" does for GSM8K: generation ends with the line break that follows it
+  // and something else than space, and the text is cut before that. Empty: none.
+  std::string stop_line;
   // Called with the text of each token as it comes; with stop texts, as soon as it is known that none begins there.
   // May be empty.
   std::function<void(const std::string&)> on_text;

@@ -10,6 +10,7 @@
 
 #include "llama.h"
 #include "runtime/backend.h"
+#include "runtime/batch.h"
 #include "runtime/context_params.h"
 
 namespace qkvshare {
@@ -30,7 +31,6 @@ size_t BytesOf(const Call& call) {
 
 Result<std::unique_ptr<PlainContext>> PlainContext::Create(const Model& model, SessionOptions options) {
   options.card_tokens = 0;
-  options.sequences = 1;
   QKV_RETURN_IF_ERROR(CheckSessionOptions(options));
   QKV_RETURN_IF_ERROR(CheckCacheTypes(model, options));
   const SequenceIds ids{options.sequences, llama_model_n_swa(model.handle()) > 0};
@@ -43,24 +43,27 @@ Result<std::unique_ptr<PlainContext>> PlainContext::Create(const Model& model, S
   }
   if (context == nullptr)
     return Status(StatusCode::kOutOfRange, "llama.cpp cannot make a context" + LlamaErrorSuffix());
-  return std::unique_ptr<PlainContext>(new PlainContext(context));
+  return std::unique_ptr<PlainContext>(new PlainContext(context, options.cancel));
 }
 
 PlainContext::~PlainContext() { llama_free(context_); }
 
-Status PlainContext::Prefill(std::span<const int32_t> tokens) {
-  std::vector<llama_token> call;
-  const size_t batch = std::min(llama_n_batch(context_), llama_n_ubatch(context_));
-  for (size_t done = 0; done < tokens.size(); done += call.size()) {
-    const std::span part = tokens.subspan(done, std::min(batch, tokens.size() - done));
-    call.assign(part.begin(), part.end());
+Status PlainContext::Prefill(std::span<const int32_t> tokens, int sequence) {
+  const size_t most = std::min(llama_n_batch(context_), llama_n_ubatch(context_));
+  for (size_t done = 0; done < tokens.size();) {
+    if (cancel_ != nullptr && cancel_->load(std::memory_order_relaxed)) return {StatusCode::kCancelled, "cancelled"};
+    const std::span part = tokens.subspan(done, std::min(most, tokens.size() - done));
+    const auto position = static_cast<size_t>(llama_memory_seq_pos_max(llama_get_memory(context_), sequence) + 1);
+    Batch batch(part.size(), sequence);
+    for (size_t i = 0; i < part.size(); ++i) batch.Add(part[i], position + i, /*logits=*/i + 1 == part.size());
     int32_t result = 0;
     try {
-      result = llama_decode(context_, llama_batch_get_one(call.data(), static_cast<int32_t>(call.size())));
+      result = llama_decode(context_, batch.get());
     } catch (const std::exception& e) {
       return {StatusCode::kInternal, fmt::format("llama.cpp failed to decode: {}", e.what())};
     }
     QKV_RETURN_IF_ERROR(DecodeStatus(result));
+    done += part.size();
   }
   return {};
 }
@@ -68,6 +71,10 @@ Status PlainContext::Prefill(std::span<const int32_t> tokens) {
 Status PlainContext::Truncate(size_t tokens) {
   if (llama_memory_seq_rm(llama_get_memory(context_), 0, static_cast<llama_pos>(tokens), -1)) return {};
   return {StatusCode::kInternal, "llama.cpp cannot remove tokens from the sequence"};
+}
+
+void PlainContext::ShareWith(int sequence) {
+  llama_memory_seq_cp(llama_get_memory(context_), /*seq_id_src=*/0, sequence, /*p0=*/-1, /*p1=*/-1);
 }
 
 void PlainContext::Clear() { llama_memory_seq_rm(llama_get_memory(context_), 0, -1, -1); }

@@ -1,6 +1,7 @@
 // llama.cpp alone: a context with a session's parameters and no callback, to measure sessions against.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -17,21 +18,24 @@ struct llama_context;
 
 namespace qkvshare {
 
-// One sequence. The model must outlive it. Not thread-safe.
+// Sequence 0, or several that start as copies of it. The model must outlive it. Not thread-safe.
 class PlainContext {
  public:
-  // options: that a session can be made with; fused, card_tokens and sequences do not matter. kInvalidArgument as
-  // CheckSessionOptions; kUnsupported as CheckCacheTypes; kOutOfRange where llama.cpp cannot make the context.
+  // options: that a session can be made with; fused and card_tokens do not matter, and cancel is looked at between
+  // calls. kInvalidArgument as CheckSessionOptions; kUnsupported as CheckCacheTypes; kOutOfRange where llama.cpp cannot
+  // make the context.
   static Result<std::unique_ptr<PlainContext>> Create(const Model& model, SessionOptions options);
   ~PlainContext();
   PlainContext(const PlainContext&) = delete;
   PlainContext& operator=(const PlainContext&) = delete;
 
   // Decodes tokens after those that are there, in calls of as many as a session's. Computes the logits of the last
-  // token of each call, as a session does. Errors: DecodeStatus.
-  Status Prefill(std::span<const int32_t> tokens);
+  // token of each call, as a session does. Errors: DecodeStatus; kCancelled between calls.
+  Status Prefill(std::span<const int32_t> tokens, int sequence = 0);
   // Keeps the first `tokens` tokens.
   Status Truncate(size_t tokens);
+  // Gives another sequence, which is empty, the tokens of sequence 0. The rows are shared, not copied.
+  void ShareWith(int sequence);
 
   // Replaces the sequence by a state as llama_state_seq_get_data or BuildCardState makes it, of a context with the same
   // options but for its size. Where llama.cpp refuses it (kInternal) the sequence is empty.
@@ -48,10 +52,11 @@ class PlainContext {
   uint32_t cells() const;
 
  private:
-  explicit PlainContext(llama_context* context) : context_(context) {}
+  PlainContext(llama_context* context, const std::atomic<bool>* cancel) : context_(context), cancel_(cancel) {}
   void Clear();
 
   llama_context* context_;
+  const std::atomic<bool>* cancel_;  // may be null
 };
 
 }  // namespace qkvshare

@@ -275,7 +275,8 @@ Result<PackedCard> PackTokens(const PackSource& source, const PackOptions& optio
   QKV_ASSIGN_OR_RETURN(request.limits.budget_bytes, Budget(kv, content, options, request.limits));
   QKV_ASSIGN_OR_RETURN(const BitPlan plan, MakePlan(measured, ShapesOf(kv), request));
   if (!uniform && !options.may_lack_choice) QKV_RETURN_IF_ERROR(CheckChoice(plan, kv, options, request.limits));
-  times->plan_us += watch.LapUs();
+  times->allocate_us = watch.LapUs();
+  times->plan_us += times->allocate_us;
   QKV_ASSIGN_OR_RETURN(PackedCard card, PackCard(kv, plan, profiles, content, context.threads()));
   times->quantize_us = watch.LapUs();
   return card;

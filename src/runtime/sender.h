@@ -51,6 +51,7 @@ struct PackTimes {
   int64_t take_us = 0;      // rows out of llama.cpp
   int64_t anchors_us = 0;   // what was attended to; where the policy asks too it is part of plan_us
   int64_t plan_us = 0;      // profile, costs, allocation
+  int64_t allocate_us = 0;  // of plan_us, the allocation
   int64_t quantize_us = 0;  // and checksums
 };
 

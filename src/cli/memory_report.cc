@@ -1,0 +1,78 @@
+#include "cli/memory_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "cli/terminal.h"
+
+namespace qkvshare::cli {
+namespace {
+
+size_t Less(size_t bytes, size_t other) { return bytes - std::min(bytes, other); }
+
+// Beside the model's.
+size_t PrivateOf(const MemoryLine& line) { return Less(line.private_bytes, line.model_private_bytes); }
+
+// What the context takes of it: what is more than without the context.
+std::string ContextText(const MemoryReport& report, const MemoryLine& line) {
+  const MemoryLine* empty = report.Find(line.shape, MemoryContentName(MemoryContent::kEmpty), line.number);
+  if (empty == nullptr || empty == &line) return "";
+  return FormatBytes(Less(PrivateOf(line), PrivateOf(*empty)));
+}
+
+void PrintAgents(const MemoryReport& report) {
+  fmt::print("  {:<10}  {:<6}  {:>6}  {:>9}  {:>9}  {:>9}  {:>9}  {:>9}\n", "shape", "has", "agents", "private",
+             "context", "peak", "files", "taken");
+  for (const MemoryLine& line : report.lines) {
+    if (line.shape == kHopShape) continue;
+    fmt::print("  {:<10}  {:<6}  {:>6}  {:>9}  {:>9}  {:>9}  {:>9}  {:>9}\n", line.shape, line.content, line.number,
+               FormatBytes(PrivateOf(line)), ContextText(report, line),
+               FormatBytes(Less(line.peak_private_bytes, line.model_private_bytes)), FormatBytes(line.shared_bytes),
+               line.taken_bytes > 0 ? FormatBytes(line.taken_bytes) : "");
+  }
+  fmt::print(
+      "  contexts: one process, a context of llama.cpp each; sequences: one context for all; processes: one each\n"
+      "  private: of all agents, beside the weights; context: of that, more than agents without the context have;\n"
+      "  peak: the most at a time, beside the weights; files: weights and cards in memory, once for all processes;\n"
+      "  taken: the file that every agent takes the context from\n");
+}
+
+void PrintHops(const MemoryReport& report) {
+  fmt::print("  {:<6}  {:>3}  {:>6}  {:>9}  {:>9}  {:>9}  {:>9}\n", "has", "hop", "tokens", "private", "peak", "taken",
+             "handed on");
+  for (const MemoryLine& line : report.lines) {
+    if (line.shape != kHopShape) continue;
+    fmt::print("  {:<6}  {:>3}  {:>6}  {:>9}  {:>9}  {:>9}  {:>9}\n", line.content, line.number, line.tokens,
+               FormatBytes(PrivateOf(line)), FormatBytes(Less(line.peak_private_bytes, line.model_private_bytes)),
+               FormatBytes(line.taken_bytes), FormatBytes(line.handed_bytes));
+  }
+  fmt::print("  taken: files with all that came before; handed on: a card of the hop's own tokens, or a whole state\n");
+}
+
+}  // namespace
+
+void PrintMemory(const std::string& model, const MemoryRequest& request, const MemoryReport& report) {
+  fmt::print("{}: a context of {} tokens, {} of rows in FP16; cards at {} bits\n", model, request.depth,
+             FormatBytes(report.context_bytes), request.bits);
+  if (!request.agents.empty()) {
+    fmt::print("\nAgents that share it, after {} tokens more each\n", request.suffix);
+    PrintAgents(report);
+  }
+  if (!request.hops.empty()) {
+    fmt::print("\nA chain that starts with it, of hops that add {} tokens\n", request.hop_tokens);
+    PrintHops(report);
+  }
+  for (const auto& [content, why] : report.header["left_out"].items())
+    fmt::print("without {}: {}\n", content, why.get<std::string>());
+}
+
+nlohmann::ordered_json MemoryReportJson(const MemoryReport& report) {
+  nlohmann::ordered_json json = report.header;
+  json["lines"] = nlohmann::ordered_json::array();
+  for (const MemoryLine& line : report.lines) json["lines"].push_back(MemoryJson(line));
+  return json;
+}
+
+}  // namespace qkvshare::cli

@@ -1,0 +1,160 @@
+#include "eval/chain_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+namespace qkvshare {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Row = std::vector<std::string>;
+
+enum class Form { kText, kMarkdown };
+
+// The first column to the left, the others to the right. rows: the first names the columns.
+std::string TableOf(const std::vector<Row>& rows, Form form) {
+  std::vector<size_t> widths(rows.front().size());
+  for (const Row& row : rows) {
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  const bool markdown = form == Form::kMarkdown;
+  std::string text;
+  const auto add = [&](const Row& row) {
+    for (size_t i = 0; i < row.size(); ++i) {
+      if (markdown) {
+        text += fmt::format("{}{} |", i == 0 ? "| " : " ", row[i]);
+      } else {
+        text += i == 0 ? fmt::format("  {:<{}}", row[i], widths[i]) : fmt::format("  {:>{}}", row[i], widths[i]);
+      }
+    }
+    text += '\n';
+  };
+  add(rows.front());
+  if (markdown) {
+    text += "|---|";
+    for (size_t i = 1; i < widths.size(); ++i) text += "---:|";
+    text += '\n';
+  }
+  for (size_t i = 1; i < rows.size(); ++i) add(rows[i]);
+  return text;
+}
+
+double Share(size_t part, size_t all) { return all == 0 ? 0 : static_cast<double>(part) / static_cast<double>(all); }
+std::string Percent(size_t part, size_t all) { return all == 0 ? "-" : fmt::format("{:.1f}%", 100 * Share(part, all)); }
+std::string Known(double value, int digits) { return value == 0 ? "-" : fmt::format("{:.{}f}", value, digits); }
+
+std::string AccuracyText(const ChainHopRow& hop) {
+  if (hop.answers == 0) return "-";
+  return fmt::format("{:.1f}% [{:.1f}, {:.1f}]", 100 * hop.accuracy.value, 100 * hop.accuracy.low,
+                     100 * hop.accuracy.high);
+}
+
+std::vector<Row> ArmRows(const ChainSummary& summary) {
+  std::vector<Row> rows = {{"arm", "bits", "in all", "bytes a token", "problems", "truncated", "unmarked"}};
+  for (size_t hop = 0; hop < summary.hops; ++hop) rows[0].push_back(fmt::format("hop {}", hop + 1));
+  for (const ChainArmRow& arm : summary.arms) {
+    Row row = {
+        arm.arm,
+        Known(arm.code_bits, 2),
+        Known(arm.total_bits, 2),
+        Known(arm.token_bytes, 0),
+        arm.chains == arm.planned ? std::to_string(arm.chains) : fmt::format("{} of {}", arm.chains, arm.planned),
+        Percent(arm.truncated, arm.answers),
+        Percent(arm.unmarked, arm.answers)};
+    for (const ChainHopRow& hop : arm.hops) row.push_back(AccuracyText(hop));
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+std::vector<std::string> References(const ChainSummary& summary) {
+  std::vector<std::string> names;
+  for (const ChainPair& pair : summary.pairs) {
+    if (names.empty() || names.back() != pair.against) names.push_back(pair.against);
+  }
+  return names;
+}
+
+std::vector<Row> PairRows(const ChainSummary& summary, const std::string& against) {
+  std::vector<Row> rows = {{"arm", "problems"}};
+  for (size_t hop = 0; hop < summary.hops; ++hop) rows[0].push_back(fmt::format("hop {}", hop + 1));
+  for (const ChainPair& pair : summary.pairs) {
+    if (pair.against != against) continue;
+    if (pair.hop == 0) rows.push_back({pair.arm, std::to_string(pair.problems)});
+    rows.back().push_back(fmt::format("+{} -{}, p {:.3g} ({:.3g})", pair.wins, pair.losses, pair.p, pair.adjusted_p));
+  }
+  return rows;
+}
+
+std::string Report(const ChainSummary& summary, Form form) {
+  std::string text =
+      fmt::format("Right answers to problems of GSM8K after each hop, {}; intervals of 95% (Wilson)\n\n{}",
+                  summary.model, TableOf(ArmRows(summary), form));
+  for (const ChainArmRow& arm : summary.arms) {
+    if (Share(arm.truncated, arm.answers) <= kMostTruncated) continue;
+    text += fmt::format(
+        "\n{}: more than {:.0f}% of the answers are truncated, so that the limit of tokens (--predict) is "
+        "measured too\n",
+        arm.arm, 100 * kMostTruncated);
+  }
+  for (const std::string& against : References(summary)) {
+    text += fmt::format(
+        "\nAgainst {} on the same problems: + right where it is wrong, - wrong where it is right; p of the "
+        "exact McNemar test, (by Holm over the arms of a hop)\n\n{}",
+        against, TableOf(PairRows(summary, against), form));
+  }
+  return text;
+}
+
+Json HopsJson(const ChainArmRow& arm) {
+  Json hops = Json::array();
+  for (size_t i = 0; i < arm.hops.size(); ++i) {
+    const ChainHopRow& hop = arm.hops[i];
+    hops.push_back({{"hop", i + 1},
+                    {"answers", hop.answers},
+                    {"right", hop.right},
+                    {"unmarked", hop.unmarked},
+                    {"truncated", hop.truncated},
+                    {"accuracy", hop.accuracy.value},
+                    {"accuracy_low", hop.accuracy.low},
+                    {"accuracy_high", hop.accuracy.high}});
+  }
+  return hops;
+}
+
+}  // namespace
+
+std::string ChainText(const ChainSummary& summary) { return Report(summary, Form::kText); }
+std::string ChainMarkdown(const ChainSummary& summary) { return Report(summary, Form::kMarkdown); }
+
+Json ChainJson(const ChainSummary& summary) {
+  Json arms = Json::array();
+  for (const ChainArmRow& arm : summary.arms) {
+    arms.push_back({{"arm", arm.arm},
+                    {"problems", arm.chains},
+                    {"planned", arm.planned},
+                    {"code_bits", arm.code_bits},
+                    {"total_bits", arm.total_bits},
+                    {"token_bytes", arm.token_bytes},
+                    {"unmarked", arm.unmarked},
+                    {"truncated", arm.truncated},
+                    {"hops", HopsJson(arm)}});
+  }
+  Json pairs = Json::array();
+  for (const ChainPair& pair : summary.pairs) {
+    pairs.push_back({{"arm", pair.arm},
+                     {"against", pair.against},
+                     {"hop", pair.hop + 1},
+                     {"problems", pair.problems},
+                     {"wins", pair.wins},
+                     {"losses", pair.losses},
+                     {"p", pair.p},
+                     {"adjusted_p", pair.adjusted_p}});
+  }
+  return {{"model", summary.model}, {"arms", arms}, {"pairs", pairs}};
+}
+
+}  // namespace qkvshare

@@ -1,0 +1,78 @@
+#include "eval/chain_run.h"
+
+#include <fmt/format.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "base/hash.h"
+#include "eval/final_answer.h"
+#include "eval/hop_runner.h"
+#include "runtime/generate.h"
+
+namespace qkvshare {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+size_t ChannelsOf(const Session& session) {
+  size_t channels = 0;
+  for (const LayerShape& shape : session.state_layout().shapes)
+    channels += size_t{shape.kv_heads} * (size_t{shape.key_dim} + shape.value_dim);
+  return channels;
+}
+
+// The input's digest is of what is asked; this one is of what is right.
+std::string DigestOfExpected(const ChainSet& set) {
+  Blake2bHasher hasher;
+  for (const auto& [chain, number] : set.expected) {
+    hasher.UpdateString(chain);
+    hasher.UpdateValue(number);
+  }
+  return ToHex(hasher.Finish());
+}
+
+}  // namespace
+
+ChainScore ScoreOf(const HopRecord& record, double expected) {
+  ChainScore score;
+  score.answer = FinalAnswer(record.text);
+  score.right = score.answer && SameNumber(*score.answer, expected);
+  score.truncated =
+      record.stop == StopReasonName(StopReason::kLength) || record.stop == StopReasonName(StopReason::kContext);
+  return score;
+}
+
+Status RunChainArm(const Model& model, const ChainSet& set, const ChainArm& arm, const std::string& path,
+                   const ChainRunHooks& hooks) {
+  HopRequest request = set.request;
+  ApplyChainArm(arm, &request);
+  request.session.cancel = hooks.cancel;
+  request.results = path;
+  QKV_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, MakeHopSession(model, request));
+  QKV_RETURN_IF_ERROR(FitChainArm(*session, arm, &request));
+  request.add_to_header = [&](Json* header) {
+    (*header)["task"] = kChainTask;
+    (*header)["arm"] = arm.name;
+    (*header)["expected"] = DigestOfExpected(set);
+    (*header)["channels"] = ChannelsOf(*session);
+  };
+  request.add_to_line = [&](const HopRecord& record, Json* line) {
+    const double expected = set.expected.at(record.chain);
+    const ChainScore score = ScoreOf(record, expected);
+    (*line)["answer"] = score.answer ? Json(*score.answer) : Json();
+    (*line)["expected"] = expected;
+    (*line)["right"] = score.right;
+    (*line)["marked"] = score.answer.has_value();
+    (*line)["truncated"] = score.truncated;
+  };
+  if (hooks.on_hop) {
+    request.on_hop = [&](size_t chains, size_t hop) {
+      hooks.on_hop(chains * request.hops + hop * request.GroupSize(chains), hop);
+    };
+  }
+  return RunHops(session.get(), request).status();
+}
+
+}  // namespace qkvshare

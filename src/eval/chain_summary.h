@@ -1,0 +1,70 @@
+// What the files of `eval chain` say together: right answers by arm and hop, and arms against each other on the same
+// problems.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "eval/proportions.h"
+#include "qkvshare/status.h"
+
+namespace qkvshare {
+
+// One answer: a line of a file, as far as it counts here.
+struct ChainAnswer {
+  std::string chain;
+  size_t hop = 0;  // from 0
+  bool right = false, marked = false, truncated = false;
+  size_t card_tokens = 0, card_bytes = 0;  // 0: no card was handed on
+  double code_bits = 0, total_bits = 0;
+};
+
+// One arm's file.
+struct ChainResults {
+  std::string arm, model, model_fingerprint;
+  size_t hops = 0, chains = 0;  // that there will be
+  double cache_bits = 0;        // a channel of the context's own cache; 0: cards or text are handed on
+  size_t channels = 0;          // of a token
+  std::vector<ChainAnswer> answers;
+};
+
+// Reads arms' files, whole or not. kInvalidArgument: one that is of something else, two of one arm, or two of runs that
+// cannot be compared (both files, and what differs: all but the arm must be the same); kCorrupt names the line.
+Result<std::vector<ChainResults>> ReadChainResults(std::span<const std::string> paths);
+
+struct ChainHopRow {
+  size_t answers = 0, right = 0, unmarked = 0, truncated = 0;
+  Proportion accuracy;
+};
+
+struct ChainArmRow {
+  std::string arm;
+  size_t chains = 0, planned = 0;  // that are done, and that there will be
+  std::vector<ChainHopRow> hops;
+  size_t answers = 0, unmarked = 0, truncated = 0;  // of all hops
+  // Handed on: of all cards, each by its channels, or of the cache. 0: not known (text, one hop).
+  double code_bits = 0, total_bits = 0, token_bytes = 0;
+};
+
+// One arm and the one that it is compared with, at one hop, on the problems that both have.
+struct ChainPair {
+  std::string arm, against;
+  size_t hop = 0;
+  size_t problems = 0, wins = 0, losses = 0;  // wins: right where the other is wrong
+  double p = 1, adjusted_p = 1;               // exact McNemar; by Holm over the arms of this hop and `against`
+};
+
+struct ChainSummary {
+  std::string model;
+  size_t hops = 0;
+  std::vector<ChainArmRow> arms;
+  std::vector<ChainPair> pairs;  // by `against`, then arm, then hop
+};
+
+// against: arms that all others are compared with; empty: the first. kInvalidArgument: no results, or an arm that there
+// is not (which there are).
+Result<ChainSummary> SummarizeChains(std::span<const ChainResults> results, std::span<const std::string> against);
+
+}  // namespace qkvshare

@@ -1,0 +1,23 @@
+// What number an answer in GSM8K's form comes to.
+#pragma once
+
+#include <optional>
+#include <string>
+
+namespace qkvshare {
+
+// What marks the line of the result.
+inline constexpr const char* kAnswerMarker = "####";
+
+// The number after the last marker, up to the end of its line: the first one there, or where there is an equals sign
+// the first after the last of them. It may have a sign, thousands commas, decimals, and around it whatever is no digit
+// ("$", "%", "**", "\boxed{", units). "3/4" is a fraction. Nothing where there is no marker, or no number after it.
+std::optional<double> FinalAnswer(const std::string& text);
+
+// Whether two numbers are the same but for how decimals are rounded.
+bool SameNumber(double a, double b);
+
+// A number as written in a file: "1234", "-0.5". Nothing where it is none, or where more follows.
+std::optional<double> NumberOf(const std::string& text);
+
+}  // namespace qkvshare
