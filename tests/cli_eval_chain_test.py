@@ -2,7 +2,6 @@
 """qkvshare eval chain: on a tiny model, whose answers are nonsense, it runs, resumes, refuses and counts."""
 
 import json
-import os
 import signal
 import subprocess
 import time
@@ -26,10 +25,10 @@ class ChainTest(CliTest):
         write_problems("problems.jsonl", 6, "cats")
         write_problems("examples.jsonl", 5, "dogs")
 
-    def flags(self, output, *more):
-        return ["eval", "chain", "-t", "1", "-m", path("long.gguf"), "--problems", path("problems.jsonl"),
-                "--examples", path("examples.jsonl"), "--shots", "1", "--count", "3", "--hops", "3", "-n", "8",
-                "-np", "2", "-o", path(output), *more]
+    def flags(self, output, *more, problems="problems.jsonl", examples="examples.jsonl", count=3, predict=8):
+        return ["eval", "chain", "-t", "1", "-m", path("long.gguf"), "--problems", path(problems), "--examples",
+                path(examples), "--shots", "1", "--count", count, "--hops", "3", "-n", predict, "-np", "2", "-o",
+                path(output), *more]
 
     def test_arms(self):
         arms = ["f16", "text", "uniform@4", "topology@4", "requantized@4", "cache:q8_0/q4_0"]
@@ -90,7 +89,7 @@ class ChainTest(CliTest):
         self.assertEqual(again, whole)
 
     def test_interrupt(self):
-        words = words_of(self.flags("stopped", "--arm", "f16", "-n", "4000", "--count", "6"))
+        words = words_of(self.flags("stopped", "--arm", "f16", predict=4000, count=6))
         with subprocess.Popen(words, env={**environment}, cwd=folder, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE) as process:
             file = folder / "stopped" / "f16.jsonl"
@@ -106,9 +105,9 @@ class ChainTest(CliTest):
         self.fail_with(USAGE, *self.flags("none", "--arm", "best@4"), says=("best", "requantized@BITS"))
         self.fail_with(USAGE, *self.flags("none", "--arm", "f16", "--arm", "f16"), says="twice")
         self.fail_with(USAGE, *self.flags("none", "--arm", "f16", "--against", "text"), says=("text", "--arm"))
-        self.fail_with(USAGE, *self.flags("none", "--count", "7"), says="only 6 problems")
-        self.fail_with(MISSING, *self.flags("none", "--problems", path("nothing.jsonl")), says="nothing.jsonl")
-        self.fail_with(USAGE, *self.flags("none", "--examples", path("doc.txt")), says=("doc.txt", "line 1"))
+        self.fail_with(USAGE, *self.flags("none", count=7), says="only 6 problems")
+        self.fail_with(MISSING, *self.flags("none", problems="nothing.jsonl"), says="nothing.jsonl")
+        self.fail_with(USAGE, *self.flags("none", examples="doc.txt"), says=("doc.txt", "line 1"))
         self.fail_with(USAGE, "eval", "chain", says="--problems")
         (folder / "taken").touch()
         self.fail_with(MISSING, *self.flags("taken"), says="taken")
