@@ -11,6 +11,7 @@
 
 #include "base/file.h"
 #include "cli/eval.h"
+#include "cli/interrupted.h"
 #include "cli/memory_processes.h"
 #include "cli/memory_report.h"
 #include "cli/options.h"
@@ -99,7 +100,7 @@ Command AddEvalMemory(CLI::App* eval) {
       ->check(NotEmpty());
   app->add_flag("--json", flags->json, "Report as JSON");
   return [flags] {
-    const Status status = RunMemory(*flags);
+    const Status status = WithWhatIsKept(RunMemory(*flags), flags->request.results);
     return status.ok() ? static_cast<int>(kSuccess) : ReportError(status);
   };
 }

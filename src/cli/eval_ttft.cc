@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "card/card.h"
 #include "cli/eval.h"
+#include "cli/interrupted.h"
 #include "cli/options.h"
 #include "cli/policy_flags.h"
 #include "cli/terminal.h"
@@ -126,7 +127,7 @@ Command AddEvalTtft(CLI::App* eval) {
       ->check(NotEmpty());
   app->add_flag("--json", flags->json, "Report as JSON");
   return [flags] {
-    const Status status = RunTtft(*flags);
+    const Status status = WithWhatIsKept(RunTtft(*flags), flags->request.results);
     return status.ok() ? static_cast<int>(kSuccess) : ReportError(status);
   };
 }

@@ -176,9 +176,9 @@ class TtftMeasurement {
         left_out[StateWayOf(type)] = status.message();
       }
     }
-    ways_.push_back(kCardRestoredWay);
+    ways_.emplace_back(kCardRestoredWay);
     if (session->fused().ok()) {
-      ways_.push_back(kCardAttachedWay);
+      ways_.emplace_back(kCardAttachedWay);
     } else {
       left_out[kCardAttachedWay] = session->fused().message();
     }
