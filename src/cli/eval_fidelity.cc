@@ -29,8 +29,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kExample =
     "Example:\n  qkvshare eval fidelity --set receivers --context 1024 --prompts 20 -o receivers.jsonl\n"
-    "  qkvshare eval fidelity --set gsm8k:test.jsonl --arm uniform@4 --arm local@3.25 --arm 'topology@4,alpha=0.3' "
-    "--arm floor\n"
+    "  qkvshare eval fidelity --set gsm8k:test.jsonl --arm uniform@4 --arm local@3.25,levels=K4V2/K4V4 --arm floor\n"
     "Arms: POLICY@BITS[,KEY=VALUE...] (a card; keys: alpha, features, levels, protect, seed, control_of, layers, "
     "profile, inject, max_bytes), oracle@BITS, exact, roundtrip:K/V, cache:K/V, floor. docs/evaluation.md explains "
     "them.";

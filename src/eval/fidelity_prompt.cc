@@ -72,6 +72,12 @@ class PromptFidelity {
   void Step(const std::string& what, size_t tokens) const {
     if (setup_.on_decoded) setup_.on_decoded(what, tokens);
   }
+  std::function<void(size_t, size_t)> Progress(const std::string& what) const {
+    return [this, what, before = size_t{0}](size_t done, size_t) mutable {
+      Step(what, done - before);
+      before = done;
+    };
+  }
   // The context in FP16, and the sender's queries.
   Status Restore() {
     QKV_RETURN_IF_ERROR(session_.RestoreState(state_, prompt_.context));
@@ -107,11 +113,7 @@ Status PromptFidelity::ReadContext() {
   PrefillOptions prefill;
   prefill.window = kWindowTokens;
   prefill.window_stride = kWindowStride;
-  size_t before = 0;
-  prefill.progress = [&](size_t done, size_t) {
-    Step("context", done - before);
-    before = done;
-  };
+  prefill.progress = Progress("context");
   PredictionMeter meter(session_.model(), prompt_.context);
   const bool predicts = AnyCard([](const CardArm& card) { return card.pack.features.NeedsPredictions(); });
   if (predicts) prefill.logits = [&](size_t token, const float* logits) { meter.Add(token, logits); };
@@ -157,11 +159,7 @@ Status PromptFidelity::FillCaches() {
     if (cache == nullptr) continue;
     cache->Clear();
     PrefillOptions prefill;
-    size_t before = 0;
-    prefill.progress = [&](size_t done, size_t) {
-      Step(setup_.arms[i].name, done - before);
-      before = done;
-    };
+    prefill.progress = Progress(setup_.arms[i].name);
     QKV_RETURN_IF_ERROR(cache->Prefill(prompt_.context, prefill));
   }
   return {};
@@ -231,24 +229,17 @@ Result<LogitRows> PromptFidelity::RunReference(const Turn& turn) {
 Result<LogitRows> PromptFidelity::Score(const Turn& turn, size_t arm) {
   switch (setup_.arms[arm].way) {
     case FidelityWay::kCard: {
-      const std::shared_ptr<const Card>& card = ways_[arm].card;
-      const CardPart part{card, 0, card->tokens()};
+      const CardPart part{ways_[arm].card, 0, ways_[arm].card->tokens()};
       QKV_RETURN_IF_ERROR(InjectCards({&part, 1}, setup_.arms[arm].card.inject, &session_).status());
       break;
     }
-    case FidelityWay::kRoundTrip: {
-      QKV_RETURN_IF_ERROR(session_.SetState(ways_[arm].state, prompt_.context));
-      break;
-    }
+    case FidelityWay::kRoundTrip: QKV_RETURN_IF_ERROR(session_.SetState(ways_[arm].state, prompt_.context)); break;
     case FidelityWay::kCache: {
       Session& cache = *setup_.caches[arm];
       QKV_RETURN_IF_ERROR(cache.Truncate(prompt_.context.size()));
       return ScoreTokens(&cache, turn.tokens, 0);
     }
-    case FidelityWay::kFloor: {
-      QKV_RETURN_IF_ERROR(Restore());
-      return ScoreTokens(&session_, turn.tokens, kNoisePiece);
-    }
+    case FidelityWay::kFloor: QKV_RETURN_IF_ERROR(Restore()); return ScoreTokens(&session_, turn.tokens, kNoisePiece);
   }
   return ScoreTokens(&session_, turn.tokens, 0);
 }
@@ -288,8 +279,7 @@ void PromptFidelity::CountBits(size_t arm, FidelityResult* result) const {
     result->features = card->info().features;
     return;
   }
-  // Of the floor: F16.
-  const FidelityArm& types = setup_.arms[arm];
+  const FidelityArm& types = setup_.arms[arm];  // F16 of the floor
   const CacheSize size = SizeInCache(session_.state_layout().shapes, types.keys, types.values, result->tokens);
   line.bytes = size.bytes;
   line.code_bits = Rounded(size.code_bits);

@@ -11,7 +11,8 @@
 namespace qkvshare {
 namespace {
 
-constexpr size_t kAnchorQueries = 16;  // at least, where there are as many tokens
+constexpr uint32_t kBesideDistance = 2;  // of segments that a receiver is not there for: half of what the others count
+constexpr size_t kAnchorQueries = 16;    // at least, where there are as many tokens
 
 // What was there before counts as the card that a receiver has taken.
 Result<std::vector<Anchor>> FindAnchors(const Session& session, size_t before) {
@@ -33,7 +34,10 @@ Result<PackOptions> PackOptionsFor(const CardArm& arm, const EvalPrompt& prompt,
   if (arm.Uses(Feature::kPrior)) {
     QKV_RETURN_IF_ERROR(
         AddReader({continuation.id, 1}, continuation.roles, sender, prompt.context.size(), &options.segments));
-    options.all_readers = !continuation.roles.empty();
+    // It is given the other segments too and may look at them, as one who comes later does at what it is not there for.
+    for (Segment& segment : options.segments) {
+      if (segment.readers.empty()) segment.readers.push_back({continuation.id, kBesideDistance});
+    }
   }
   if (arm.Uses(Feature::kAnchors)) options.anchors = facts.anchors;
   if (arm.Uses(Feature::kProbe)) options.probe = facts.probe;

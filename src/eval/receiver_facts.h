@@ -25,8 +25,9 @@ struct ReceiverFacts {
 };
 
 // The arm's options for packing the prompt's context for this continuation: of what is known, what its features ask
-// for. Readers are its roles, or all segments where it names none. Sender and predictions are left as they are.
-// kInvalidArgument: a role that no segment has.
+// for. It is a reader of the segments of its roles at distance 1 (of all, where it names none), and at distance 2 of
+// the others, which it is given too. Sender and predictions are left as they are. kInvalidArgument: a role that no
+// segment has.
 Result<PackOptions> PackOptionsFor(const CardArm& arm, const EvalPrompt& prompt, const Continuation& continuation,
                                    const std::string& sender, const ReceiverFacts& facts);
 
