@@ -132,6 +132,16 @@ TEST_F(ChainRunTest, GoesOnWhereItWasStopped) {
 
 TEST_F(ChainRunTest, AFileOfAnotherRunIsRefused) {
   ASSERT_TRUE(Run("uniform@4").ok());
+  ChainRunHooks hooks;
+  hooks.beside = {FileOf("uniform@4")};
+  EXPECT_TRUE(Run("f16", hooks).ok());
+  // Another arm beside it, before anything is done.
+  set_.request.generate.predict += 1;
+  const Status beside = Run("local@4", hooks);
+  EXPECT_EQ(beside.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(beside.message().find("\"generate\" differs"), std::string::npos) << beside.message();
+  EXPECT_FALSE(std::filesystem::exists(FileOf("local@4")));
+  set_.request.generate.predict -= 1;
   set_.expected.begin()->second += 1;
   const Status other = Run("uniform@4");
   EXPECT_EQ(other.code(), StatusCode::kInvalidArgument);
