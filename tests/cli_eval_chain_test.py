@@ -71,6 +71,10 @@ class ChainTest(CliTest):
         for arm in ("f16", "uniform@4"):
             self.fail_with(USAGE, *self.flags("mixed", "--seed", "2", "--arm", arm), says=("f16.jsonl", '"input" differs'))
         self.assertEqual((folder / "mixed" / "f16.jsonl").read_bytes(), whole)
+        self.assertEqual([file.name for file in (folder / "mixed").iterdir()], ["f16.jsonl"])
+        # What an interruption may leave.
+        (folder / "mixed" / "uniform@4.jsonl").touch()
+        self.assertIn("uniform@4", self.succeed(*self.flags("mixed", *flags, "--arm", "uniform@4")))
         (folder / "mixed" / "other.jsonl").write_text('{"other": 1}\n', encoding="utf-8")
         self.fail_with(USAGE, *self.flags("mixed", *flags), says="other.jsonl")
 

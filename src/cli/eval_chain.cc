@@ -62,17 +62,25 @@ std::string PathOf(const std::string& folder, const ChainArm& arm) {
   return (std::filesystem::path(folder) / (arm.FileName() + ".jsonl")).string();
 }
 
+// Whether it has a line: an interruption may have left an empty file.
+bool HasResults(const std::string& path) {
+  std::error_code missing;
+  const auto bytes = std::filesystem::file_size(path, missing);
+  return !missing && bytes > 0;
+}
+
 // The arms' files first, in their order, then what else is in the folder.
 std::vector<std::string> FilesOf(const std::string& folder, const std::vector<ChainArm>& arms) {
   std::vector<std::string> files;
   for (const ChainArm& arm : arms) {
-    if (std::filesystem::exists(PathOf(folder, arm))) files.push_back(PathOf(folder, arm));
+    if (HasResults(PathOf(folder, arm))) files.push_back(PathOf(folder, arm));
   }
   std::vector<std::string> others;
   std::error_code ignored;  // what cannot be read holds nothing to compare with
   for (std::filesystem::directory_iterator entry(folder, ignored), end; entry != end; entry.increment(ignored)) {
     const std::string path = entry->path().string();
-    if (entry->path().extension() == ".jsonl" && std::find(files.begin(), files.end(), path) == files.end())
+    if (entry->path().extension() == ".jsonl" && HasResults(path) &&
+        std::find(files.begin(), files.end(), path) == files.end())
       others.push_back(path);
   }
   std::sort(others.begin(), others.end());
@@ -113,6 +121,9 @@ Status RunArms(const ChainFlags& flags, const std::vector<ChainArm>& arms, const
     ArmProgress progress(fmt::format("{} ({} of {} arms)", arms[i].name, i + 1, arms.size()),
                          set.request.chains.size() * set.request.hops);
     ChainRunHooks hooks;
+    for (const std::string& file : FilesOf(flags.folder, arms)) {
+      if (file != PathOf(flags.folder, arms[i])) hooks.beside.push_back(file);
+    }
     hooks.cancel = &cancel;
     hooks.on_hop = [&](size_t done, size_t hop) { progress.Show(done, hop); };
     QKV_RETURN_IF_ERROR(RunChainArm(model, set, arms[i], PathOf(flags.folder, arms[i]), hooks));

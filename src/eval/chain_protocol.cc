@@ -18,7 +18,7 @@ namespace {
 // Streams of the seed.
 constexpr uint64_t kProblemStream = 1, kExampleStream = 2;
 // Bytes of question and answer: examples are to show the form, not to fill the context.
-constexpr size_t kExampleBytes = 600;
+constexpr size_t kExampleBytes = 450;
 constexpr uint32_t kContextStep = 256;
 // Tokens by which a turn may be longer than it is after another answer, where tokens join over the seam.
 constexpr size_t kSeamTokens = 4;
@@ -27,20 +27,12 @@ constexpr const char* kSystem =
     "You are an agent that solves word problems. Answer in short steps, one a line, and end with a line of #### and "
     "the "
     "number.";
-// Of hop 1, 2, ...; then again from the first.
+// Of hop 1, 2, ...; then again from the first. "The same form" is what the examples show after the same words.
 constexpr std::array<const char*, 4> kTurns = {
-    "You are the next agent, a checker. Check each step of the solution above against the problem. Then write the "
-    "whole "
-    "solution, corrected where it is wrong, in the same form: short steps, one a line, and a line of #### and the "
-    "number.",
-    "You are the next agent, another solver. Solve the same problem again from the start with steps of your own, in "
-    "the "
-    "same form: short steps, one a line, and a line of #### and the number.",
-    "You are the next agent, a reviewer. Compare the solutions above with each other and with the problem. Then write "
-    "the "
-    "one that is right, in the same form: short steps, one a line, and a line of #### and the number.",
-    "You are the last agent, an editor. Write the final solution of the problem, in the same form: short steps, one a "
-    "line, and a line of #### and the number.",
+    "You are the checker. Check the solution above, correct it where it is wrong, and write it again in the same form.",
+    "You are another solver. Solve the same problem again on your own, in the same form.",
+    "You are the reviewer. Compare the solutions above and write the right one again in the same form.",
+    "You are the editor. Write the final solution of the problem again in the same form.",
 };
 
 Status Invalid(std::string what) { return {StatusCode::kInvalidArgument, std::move(what)}; }
@@ -71,9 +63,12 @@ Result<std::vector<GsmProblem>> ChooseExamples(const std::vector<GsmProblem>& ex
 
 std::vector<ChatMessage> MessagesOf(const std::vector<GsmProblem>& examples, const std::string& question) {
   std::vector<ChatMessage> messages = {{"system", kSystem}};
-  for (const GsmProblem& example : examples) {
-    messages.push_back({"user", example.question});
-    messages.push_back({"assistant", example.answer});
+  for (size_t i = 0; i < examples.size(); ++i) {
+    // Without a turn that shows it, later agents fall into a form of their own.
+    for (const std::string& asked : {examples[i].question, std::string(kTurns[i % kTurns.size()])}) {
+      messages.push_back({"user", asked});
+      messages.push_back({"assistant", examples[i].answer});
+    }
   }
   messages.push_back({"user", question});
   return messages;

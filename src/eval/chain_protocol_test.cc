@@ -53,25 +53,28 @@ TEST_F(ChainProtocolTest, AsksEachProblemOfAllAgentsAfterTheSameExamples) {
   std::set<std::string> ids;
   for (const HopChain& chain : set.request.chains) {
     ids.insert(chain.id);
-    // System, two examples as turns of a chat, the problem.
-    ASSERT_EQ(chain.messages.size(), 6U);
+    // System, two examples with two turns of a chat each, the problem.
+    ASSERT_EQ(chain.messages.size(), 10U);
     EXPECT_EQ(chain.messages[0].role, "system");
-    for (const size_t i : {1, 3}) {
+    for (const size_t i : {1, 5}) {
       EXPECT_EQ(chain.messages[i].role, "user");
       EXPECT_NE(chain.messages[i].content.find("examples"), std::string::npos);
       EXPECT_EQ(chain.messages[i].content, set.request.chains[0].messages[i].content);
       EXPECT_EQ(chain.messages[i + 1].role, "assistant");
       EXPECT_NE(chain.messages[i + 1].content.find("\n#### "), std::string::npos);
+      // Then what a further agent is asked, answered in the same form.
+      EXPECT_EQ(chain.messages[i + 2].content, chain.turns[i / 4]);
+      EXPECT_EQ(chain.messages[i + 3].content, chain.messages[i + 1].content);
     }
-    EXPECT_NE(chain.messages[1].content, chain.messages[3].content);
-    EXPECT_EQ(chain.messages[5].role, "user");
+    EXPECT_NE(chain.messages[1].content, chain.messages[5].content);
+    EXPECT_EQ(chain.messages[9].role, "user");
     // "gsm8k-N" is the N-th of the file, whose number is N.
     const std::string number = chain.id.substr(chain.id.find('-') + 1);
-    EXPECT_EQ(chain.messages[5].content, "How many problems are " + number + "?");
+    EXPECT_EQ(chain.messages[9].content, "How many problems are " + number + "?");
     EXPECT_EQ(set.expected.at(chain.id), std::stod(number));
     ASSERT_EQ(chain.turns.size(), 4U);
     EXPECT_EQ(std::set<std::string>(chain.turns.begin(), chain.turns.end()).size(), 4U);
-    for (const std::string& turn : chain.turns) EXPECT_NE(turn.find("####"), std::string::npos);
+    for (const std::string& turn : chain.turns) EXPECT_NE(turn.find("the same form"), std::string::npos);
   }
   EXPECT_EQ(ids.size(), 6U);
   EXPECT_EQ(set.request.generate.sampling.temp, 0);
@@ -101,7 +104,7 @@ TEST_F(ChainProtocolTest, ExamplesAreShortAndNoneOfTheProblems) {
   protocol.count = 3;
   const ChainSet set = Take(MakeChainSet(*model_, problems, examples, protocol));
   std::set<std::string> shown;
-  for (const size_t i : {1, 3}) shown.insert(set.request.chains[0].messages[i].content);
+  for (const size_t i : {1, 5}) shown.insert(set.request.chains[0].messages[i].content);
   EXPECT_EQ(shown, (std::set<std::string>{"How many things are 4?", "How many things are 5?"}));
   examples[3].answer = std::string(700, 'x') + examples[3].answer;
   const Status status = MakeChainSet(*model_, problems, examples, protocol).status();

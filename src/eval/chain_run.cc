@@ -7,7 +7,9 @@
 #include <utility>
 
 #include "base/hash.h"
+#include "eval/chain_summary.h"
 #include "eval/final_answer.h"
+#include "eval/hop_header.h"
 #include "eval/hop_runner.h"
 #include "runtime/generate.h"
 
@@ -67,6 +69,9 @@ Status RunChainArm(const Model& model, const ChainSet& set, const ChainArm& arm,
     (*line)["marked"] = score.answer.has_value();
     (*line)["truncated"] = score.truncated;
   };
+  QKV_ASSIGN_OR_RETURN(Json header, HopHeader(*session, request));
+  request.add_to_header(&header);
+  for (const std::string& file : hooks.beside) QKV_RETURN_IF_ERROR(CheckChainHeader(header, path, file));
   if (hooks.on_hop) {
     request.on_hop = [&](size_t chains, size_t hop) {
       hooks.on_hop(chains * request.hops + hop * request.GroupSize(chains), hop);

@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "eval/chain_arm.h"
 #include "eval/chain_protocol.h"
@@ -14,9 +15,6 @@
 #include "runtime/model.h"
 
 namespace qkvshare {
-
-// Names the task in the header of a file of hops ("task").
-inline constexpr const char* kChainTask = "gsm8k";
 
 // What an answer is worth. A hop that was not reached, since its chain was full, has none, and is truncated.
 struct ChainScore {
@@ -27,6 +25,7 @@ struct ChainScore {
 ChainScore ScoreOf(const HopRecord& record, double expected);
 
 struct ChainRunHooks {
+  std::vector<std::string> beside;            // files of other arms, which this one must be comparable with
   const std::atomic<bool>* cancel = nullptr;  // while it is true everything stops (SessionOptions::cancel)
   // Called before each hop of a group, with hops of chains that are done, also in an earlier run. May be empty.
   std::function<void(size_t done, size_t hop)> on_hop;
@@ -34,7 +33,8 @@ struct ChainRunHooks {
 
 // Runs what `path` does not have yet. Then the file has a line for each chain and hop: what HopJson gives, and "answer"
 // (null: none), "expected", "right", "marked", "truncated". Its header has "task", "arm", "expected" (a digest) and
-// "channels" (values of keys and values a token, all layers). Errors as MakeHopSession, FitChainArm and RunHops.
+// "channels" (values of keys and values a token, all layers). Errors as MakeHopSession, FitChainArm, CheckChainHeader
+// (before the work) and RunHops.
 Status RunChainArm(const Model& model, const ChainSet& set, const ChainArm& arm, const std::string& path,
                    const ChainRunHooks& hooks);
 

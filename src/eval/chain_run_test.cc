@@ -102,10 +102,14 @@ TEST_F(ChainRunTest, EveryArmAnswersEachProblemInEachHop) {
   EXPECT_EQ(summary.arms[0].token_bytes, 2 * 2 * 128 * 2);
   EXPECT_EQ(summary.arms[1].total_bits, 0);
   // The first four tokens are exact, besides.
-  EXPECT_NEAR(summary.arms[2].code_bits, 8, 0.2);
+  EXPECT_NEAR(summary.arms[2].code_bits, 8, 0.4);
   EXPECT_GT(summary.arms[2].total_bits, summary.arms[2].code_bits);
-  EXPECT_NEAR(summary.arms[3].code_bits, 3, 0.2);
-  EXPECT_EQ(summary.arms[3].code_bits, summary.arms[4].code_bits);  // the same histogram of levels
+  EXPECT_NEAR(summary.arms[3].code_bits, 3, 0.5);
+  // A control has the same histogram of levels: where the tokens are the same, as they are up to the first hand-over.
+  for (size_t i = 0; i < all[3].answers.size(); i += 3) {
+    EXPECT_GT(all[3].answers[i].code_bits, 0);
+    EXPECT_EQ(all[3].answers[i].code_bits, all[4].answers[i].code_bits);
+  }
   EXPECT_EQ(summary.arms[7].total_bits, 8.5);
 }
 
@@ -132,6 +136,16 @@ TEST_F(ChainRunTest, GoesOnWhereItWasStopped) {
 
 TEST_F(ChainRunTest, AFileOfAnotherRunIsRefused) {
   ASSERT_TRUE(Run("uniform@4").ok());
+  ChainRunHooks hooks;
+  hooks.beside = {FileOf("uniform@4")};
+  EXPECT_TRUE(Run("f16", hooks).ok());
+  // Another arm beside it, before anything is done.
+  set_.request.generate.predict += 1;
+  const Status beside = Run("local@4", hooks);
+  EXPECT_EQ(beside.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(beside.message().find("\"generate\" differs"), std::string::npos) << beside.message();
+  EXPECT_FALSE(std::filesystem::exists(FileOf("local@4")));
+  set_.request.generate.predict -= 1;
   set_.expected.begin()->second += 1;
   const Status other = Run("uniform@4");
   EXPECT_EQ(other.code(), StatusCode::kInvalidArgument);

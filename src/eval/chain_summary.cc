@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "eval/chain_run.h"
 #include "eval/hop_header.h"
 #include "eval/result_file.h"
 #include "runtime/cache_type.h"
@@ -86,6 +85,13 @@ Result<ChainResults> ReadOne(const std::string& path, const Results& file) {
   } catch (const nlohmann::json::exception& e) {
     return Status(StatusCode::kCorrupt, fmt::format("{}: {}", path, e.what()));
   }
+}
+
+Result<Results> ReadChainFile(const std::string& path) {
+  QKV_ASSIGN_OR_RETURN(Results file, ReadResults(path, kHopKind));
+  if (!file.header.contains("task") || file.header["task"] != kChainTask)
+    return Invalid(path + ": is no file of eval chain");
+  return file;
 }
 
 // Chains of which there is every hop.
@@ -176,13 +182,16 @@ void Adjust(size_t hops, std::vector<ChainPair>* pairs) {
 
 }  // namespace
 
+Status CheckChainHeader(const Json& header, const std::string& path, const std::string& beside) {
+  QKV_ASSIGN_OR_RETURN(const Results file, ReadChainFile(beside));
+  return CheckSameRun(path, header, beside, file.header);
+}
+
 Result<std::vector<ChainResults>> ReadChainResults(std::span<const std::string> paths) {
   std::vector<ChainResults> all;
   Json first;
   for (const std::string& path : paths) {
-    QKV_ASSIGN_OR_RETURN(const Results file, ReadResults(path, kHopKind));
-    if (!file.header.contains("task") || file.header["task"] != kChainTask)
-      return Invalid(path + ": is no file of eval chain");
+    QKV_ASSIGN_OR_RETURN(const Results file, ReadChainFile(path));
     if (all.empty()) first = file.header;
     QKV_RETURN_IF_ERROR(CheckSameRun(path, file.header, paths.front(), first));
     QKV_ASSIGN_OR_RETURN(ChainResults results, ReadOne(path, file));

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <nlohmann/json_fwd.hpp>
 #include <span>
 #include <string>
 #include <vector>
@@ -11,6 +12,9 @@
 #include "qkvshare/status.h"
 
 namespace qkvshare {
+
+// Names the task in the header of a file of hops ("task").
+inline constexpr const char* kChainTask = "gsm8k";
 
 // One answer: a line of a file, as far as it counts here.
 struct ChainAnswer {
@@ -33,6 +37,10 @@ struct ChainResults {
 // Reads arms' files, whole or not. kInvalidArgument: one that is of something else, two of one arm, or two of runs that
 // cannot be compared (both files, and what differs: all but the arm must be the same); kCorrupt names the line.
 Result<std::vector<ChainResults>> ReadChainResults(std::span<const std::string> paths);
+
+// Whether a run with this header, which will write to `path`, can be compared with the file `beside`: errors as
+// ReadChainResults.
+Status CheckChainHeader(const nlohmann::ordered_json& header, const std::string& path, const std::string& beside);
 
 struct ChainHopRow {
   size_t answers = 0, right = 0, unmarked = 0, truncated = 0;

@@ -48,7 +48,8 @@ bool IsNegative(std::string_view before) {
   const size_t length = before.ends_with('-') ? 1 : before.ends_with(kMinusSign) ? kMinusSign.size() : 0;
   before.remove_suffix(length);
   const char last = before.empty() ? ' ' : before.back();
-  return length > 0 && !IsDigit(last) && !(last >= 'A' && last <= 'Z') && !(last >= 'a' && last <= 'z');
+  const bool letter = (last >= 'A' && last <= 'Z') || (last >= 'a' && last <= 'z');
+  return length > 0 && !letter && !IsDigit(last);
 }
 
 std::optional<double> FirstNumber(std::string_view text) {

@@ -131,13 +131,8 @@ Result<std::vector<int32_t>> HopGroup::PromptOf(size_t hop, const Chain& chain) 
 
 // Tokens that are there before a hop reads its prompt.
 size_t HopGroup::Taken(const Chain& chain) const {
-  switch (request_.hand_over) {
-    case HandOver::kCards:
-    case HandOver::kRepacked: return chain.cards.empty() ? 0 : chain.cards.back().end();
-    case HandOver::kSequence: return session_.tokens(chain.sequence).size();
-    case HandOver::kText: return 0;
-  }
-  return 0;
+  if (Packs(request_.hand_over)) return chain.cards.empty() ? 0 : chain.cards.back().end();
+  return request_.hand_over == HandOver::kSequence ? session_.tokens(chain.sequence).size() : 0;
 }
 
 // Takes what the chain has, and reads this hop's prompt but for its last token.
