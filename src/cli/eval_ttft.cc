@@ -90,7 +90,7 @@ Status RunTtft(const TtftFlags& flags) {
     PrintText(TtftReportJson(report).dump(2) + "\n");
     return {};
   }
-  fmt::print("{}, {} threads; from files in the page cache to the first token, after {} tokens\n", model->name(),
+  fmt::print("{}, -t {}: from files in the page cache to the first token, after {} tokens\n", Printable(model->name()),
              report.header["threads"].get<int>(), request.suffix);
   for (const size_t depth : request.depths) {
     std::vector<TtftLine> lines;

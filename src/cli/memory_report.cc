@@ -54,7 +54,7 @@ void PrintHops(const MemoryReport& report) {
 }  // namespace
 
 void PrintMemory(const std::string& model, const MemoryRequest& request, const MemoryReport& report) {
-  fmt::print("{}: a context of {} tokens, {} of rows in FP16; cards at {} bits\n", model, request.depth,
+  fmt::print("{}: a context of {} tokens, {} of rows in FP16; cards at {} bits\n", Printable(model), request.depth,
              FormatBytes(report.context_bytes), request.bits);
   if (!request.agents.empty()) {
     fmt::print("\nAgents that share it, after {} tokens more each\n", request.suffix);

@@ -53,7 +53,8 @@ Status PlainContext::Prefill(std::span<const int32_t> tokens, int sequence) {
   for (size_t done = 0; done < tokens.size();) {
     if (cancel_ != nullptr && cancel_->load(std::memory_order_relaxed)) return {StatusCode::kCancelled, "cancelled"};
     const std::span part = tokens.subspan(done, std::min(most, tokens.size() - done));
-    const auto position = static_cast<size_t>(llama_memory_seq_pos_max(llama_get_memory(context_), sequence) + 1);
+    const int64_t last = llama_memory_seq_pos_max(llama_get_memory(context_), sequence);  // -1: none
+    const auto position = static_cast<size_t>(last + 1);
     Batch batch(part.size(), sequence);
     for (size_t i = 0; i < part.size(); ++i) batch.Add(part[i], position + i, /*logits=*/i + 1 == part.size());
     int32_t result = 0;
