@@ -18,7 +18,7 @@ def setUpModule():
 class ReportTest(CliTest):
     def fidelity(self, name, *arms, model="a.gguf", seed="1"):
         flags = [flag for arm in arms for flag in ("--arm", arm)]
-        self.succeed("eval", "fidelity", "-m", path(model), "-t", "1", "--set", "gsm8k:" + path("problems.jsonl"),
+        self.succeed("eval", "fidelity", "-m", path(model), "--set", "gsm8k:" + path("problems.jsonl"),
                      "--context", "200", "--prompts", "2", "--seed", seed, *flags, "-o", path(name))
         return path(name)
 
@@ -44,7 +44,8 @@ class ReportTest(CliTest):
         self.assertEqual((folder / "r.html").stat().st_mode & 0o777, 0o600)
 
     def mean_kl(self, file, arm):
-        lines = [json.loads(line) for line in open(file, encoding="utf-8")]
+        with open(file, encoding="utf-8") as opened:
+            lines = [json.loads(line) for line in opened]
         values = [kl for line in lines if line.get("arm") == arm for kl in line["kl"]]
         return sum(values) / len(values)
 
