@@ -21,5 +21,6 @@ Command AddFlatten(CLI::App* app);
 Command AddAgents(CLI::App* app);
 Command AddModels(CLI::App* app);
 Command AddEval(CLI::App* app);
+Command AddReport(CLI::App* app);
 
 }  // namespace qkvshare::cli

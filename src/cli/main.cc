@@ -70,6 +70,7 @@ int Main(int argc, char** argv) {
     add("agents", "Several agents that hand cards on, as a topology file says", AddAgents);
     add("models", "Models that can be had by name", AddModels);
     add("eval", "Measure hand-overs", AddEval);
+    add("report", "Make a page of results of eval", AddReport);
     return list;
   }();
   try {

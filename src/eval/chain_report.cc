@@ -12,36 +12,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Row = std::vector<std::string>;
 
-enum class Form { kText, kMarkdown };
-
-// The first column to the left, the others to the right. rows: the first names the columns.
-std::string TableOf(const std::vector<Row>& rows, Form form) {
-  std::vector<size_t> widths(rows.front().size());
-  for (const Row& row : rows) {
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
-  }
-  const bool markdown = form == Form::kMarkdown;
-  std::string text;
-  const auto add = [&](const Row& row) {
-    for (size_t i = 0; i < row.size(); ++i) {
-      if (markdown) {
-        text += fmt::format("{}{} |", i == 0 ? "| " : " ", row[i]);
-      } else {
-        text += i == 0 ? fmt::format("  {:<{}}", row[i], widths[i]) : fmt::format("  {:>{}}", row[i], widths[i]);
-      }
-    }
-    text += '\n';
-  };
-  add(rows.front());
-  if (markdown) {
-    text += "|---|";
-    for (size_t i = 1; i < widths.size(); ++i) text += "---:|";
-    text += '\n';
-  }
-  for (size_t i = 1; i < rows.size(); ++i) add(rows[i]);
-  return text;
-}
-
 double Share(size_t part, size_t all) { return all == 0 ? 0 : static_cast<double>(part) / static_cast<double>(all); }
 std::string Percent(size_t part, size_t all) { return all == 0 ? "-" : fmt::format("{:.1f}%", 100 * Share(part, all)); }
 std::string Known(double value, int digits) { return value == 0 ? "-" : fmt::format("{:.{}f}", value, digits); }
@@ -52,9 +22,12 @@ std::string AccuracyText(const ChainHopRow& hop) {
                      100 * hop.accuracy.high);
 }
 
-std::vector<Row> ArmRows(const ChainSummary& summary) {
-  std::vector<Row> rows = {{"arm", "bits", "in all", "bytes a token", "problems", "truncated", "unmarked"}};
-  for (size_t hop = 0; hop < summary.hops; ++hop) rows[0].push_back(fmt::format("hop {}", hop + 1));
+TextTable ArmTable(const ChainSummary& summary) {
+  TextTable table;
+  table.title = fmt::format("Right answers to problems of GSM8K after each hop, {}", summary.model);
+  table.heads = {"arm", "bits", "in all", "bytes a token", "problems", "truncated", "unmarked"};
+  for (size_t hop = 0; hop < summary.hops; ++hop) table.heads.push_back(fmt::format("hop {}", hop + 1));
+  table.note = "Intervals of 95% (Wilson).";
   for (const ChainArmRow& arm : summary.arms) {
     Row row = {
         arm.arm,
@@ -65,9 +38,13 @@ std::vector<Row> ArmRows(const ChainSummary& summary) {
         Percent(arm.truncated, arm.answers),
         Percent(arm.unmarked, arm.answers)};
     for (const ChainHopRow& hop : arm.hops) row.push_back(AccuracyText(hop));
-    rows.push_back(std::move(row));
+    table.rows.push_back(std::move(row));
+    if (Share(arm.truncated, arm.answers) <= kMostTruncated) continue;
+    table.note += fmt::format(
+        " {}: more than {:.0f}% of the answers are truncated, so that the limit of tokens (--predict) is measured too.",
+        arm.arm, 100 * kMostTruncated);
   }
-  return rows;
+  return table;
 }
 
 std::vector<std::string> References(const ChainSummary& summary) {
@@ -78,35 +55,21 @@ std::vector<std::string> References(const ChainSummary& summary) {
   return names;
 }
 
-std::vector<Row> PairRows(const ChainSummary& summary, const std::string& against) {
-  std::vector<Row> rows = {{"arm", "problems"}};
-  for (size_t hop = 0; hop < summary.hops; ++hop) rows[0].push_back(fmt::format("hop {}", hop + 1));
+TextTable PairTable(const ChainSummary& summary, const std::string& against) {
+  TextTable table;
+  table.title = fmt::format("Against {} on the same problems", against);
+  table.heads = {"arm", "problems"};
+  for (size_t hop = 0; hop < summary.hops; ++hop) table.heads.push_back(fmt::format("hop {}", hop + 1));
   for (const ChainPair& pair : summary.pairs) {
     if (pair.against != against) continue;
-    if (pair.hop == 0) rows.push_back({pair.arm, std::to_string(pair.problems)});
-    rows.back().push_back(fmt::format("+{} -{}, p {:.3g} ({:.3g})", pair.wins, pair.losses, pair.p, pair.adjusted_p));
+    if (pair.hop == 0) table.rows.push_back({pair.arm, std::to_string(pair.problems)});
+    table.rows.back().push_back(
+        fmt::format("+{} -{}, p {:.3g} ({:.3g})", pair.wins, pair.losses, pair.p, pair.adjusted_p));
   }
-  return rows;
-}
-
-std::string Report(const ChainSummary& summary, Form form) {
-  std::string text =
-      fmt::format("Right answers to problems of GSM8K after each hop, {}; intervals of 95% (Wilson)\n\n{}",
-                  summary.model, TableOf(ArmRows(summary), form));
-  for (const ChainArmRow& arm : summary.arms) {
-    if (Share(arm.truncated, arm.answers) <= kMostTruncated) continue;
-    text += fmt::format(
-        "\n{}: more than {:.0f}% of the answers are truncated, so that the limit of tokens (--predict) is "
-        "measured too\n",
-        arm.arm, 100 * kMostTruncated);
-  }
-  for (const std::string& against : References(summary)) {
-    text += fmt::format(
-        "\nAgainst {} on the same problems: + right where it is wrong, - wrong where it is right; p of the "
-        "exact McNemar test, (by Holm over the arms of a hop)\n\n{}",
-        against, TableOf(PairRows(summary, against), form));
-  }
-  return text;
+  table.note =
+      "+ right where it is wrong, - wrong where it is right; p of the exact McNemar test, (by Holm over the arms of a "
+      "hop).";
+  return table;
 }
 
 Json HopsJson(const ChainArmRow& arm) {
@@ -127,8 +90,23 @@ Json HopsJson(const ChainArmRow& arm) {
 
 }  // namespace
 
-std::string ChainText(const ChainSummary& summary) { return Report(summary, Form::kText); }
-std::string ChainMarkdown(const ChainSummary& summary) { return Report(summary, Form::kMarkdown); }
+std::vector<TextTable> ChainTables(const ChainSummary& summary) {
+  std::vector<TextTable> tables = {ArmTable(summary)};
+  for (const std::string& against : References(summary)) tables.push_back(PairTable(summary, against));
+  return tables;
+}
+
+std::string ChainText(const ChainSummary& summary) {
+  std::string text;
+  for (const TextTable& table : ChainTables(summary)) text += (text.empty() ? "" : "\n") + TerminalTable(table);
+  return text;
+}
+
+std::string ChainMarkdown(const ChainSummary& summary) {
+  std::string text;
+  for (const TextTable& table : ChainTables(summary)) text += (text.empty() ? "" : "\n") + MarkdownTable(table);
+  return text;
+}
 
 Json ChainJson(const ChainSummary& summary) {
   Json arms = Json::array();

@@ -119,7 +119,7 @@ void AddLine(const FidelityLine& line, size_t cluster, Cell* cell) {
 
 // The least value that a share of them does not exceed. values: not empty; their order changes.
 double Quantile(std::vector<double>* values, double share) {
-  const auto at = static_cast<std::ptrdiff_t>(share * static_cast<double>(values->size() - 1) + 0.5);
+  const auto at = std::lround(share * static_cast<double>(values->size() - 1));
   std::nth_element(values->begin(), values->begin() + at, values->end());
   return (*values)[static_cast<size_t>(at)];
 }

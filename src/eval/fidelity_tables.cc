@@ -39,9 +39,8 @@ std::vector<std::string> RowOf(const FidelityRow& row) {
 
 std::string NoteOf(const FidelitySummary& summary) {
   std::string note =
-      "KL(FP16 || arm) of next-token distributions, nats; answer: mean log-probability of its tokens less FP16's; bits "
-      "a "
-      "channel: of codes, and with all bytes; in brackets 95% intervals over prompts.";
+      "KL(FP16 || arm) of next-token distributions, nats; answer: mean log-probability of its tokens less FP16's; "
+      "bits a channel: of codes, and with all bytes; in brackets 95% intervals over prompts.";
   if (!summary.left_out.empty()) {
     note += fmt::format(" Left out: {} prompts that not every arm has.", summary.left_out.size());
   }

@@ -68,8 +68,8 @@ Result<std::vector<GsmProblem>> ReadGsmProblems(const std::string& path) {
     GsmProblem problem = Parse(line);
     if (problem.question.empty()) {
       return Status(StatusCode::kInvalidArgument,
-                    fmt::format("{}: line {} is no problem of GSM8K: {{\"question\": \"...\", \"answer\": \"... #### "
-                                "NUMBER\"}}; see https://github.com/openai/grade-school-math",
+                    fmt::format("{}: line {} is no problem of GSM8K: {{\"question\": \"...\", \"answer\": \"... "
+                                "#### NUMBER\"}}; see https://github.com/openai/grade-school-math",
                                 path, number));
     }
     problems.push_back(std::move(problem));

@@ -126,8 +126,8 @@ Result<std::vector<EvalPrompt>> GsmPrompts(const Model& model, const PromptSetRe
     prompt.id = fmt::format("gsm8k-{}", order[i]);
     prompt.context = SolvedProblems(model, problems, others, request.context_tokens);
     if (prompt.context.empty()) {
-      return Status(StatusCode::kInvalidArgument, fmt::format("no problem of {} fits into a context of {} tokens; ask "
-                                                              "for more",
+      return Status(StatusCode::kInvalidArgument, fmt::format("no problem of {} fits into a context of {} tokens; "
+                                                              "ask for more",
                                                               request.file, request.context_tokens));
     }
     prompt.segments.push_back({"prompt", "", "", 0, static_cast<uint32_t>(prompt.context.size())});
@@ -157,8 +157,8 @@ Status ParsePromptSet(const std::string& text, PromptSetRequest* request) {
     request->set = PromptSet::kReceivers;
   } else {
     return {StatusCode::kInvalidArgument,
-            fmt::format("there is no set of prompts '{}'; there are gsm8k:FILE (test.jsonl or train.jsonl of GSM8K), "
-                        "facts and receivers",
+            fmt::format("there is no set of prompts '{}'; there are gsm8k:FILE (test.jsonl or train.jsonl of "
+                        "GSM8K), facts and receivers",
                         text)};
   }
   return {};

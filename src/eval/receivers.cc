@@ -18,83 +18,68 @@ struct TaskText {
 };
 
 constexpr std::string_view kQuestionInstructions[] = {
-    "You answer travellers at an information desk. Use only what the survey above says, and reply with nothing but the "
-    "name, number, date or place that was asked for.",
-    "You check facts for a regional newspaper. Look up each question in the survey above and give the exact value as "
-    "it "
-    "is written there, without any other words.",
-    "You fill in forms from the survey above. Every field takes a single value: a person, a place, a number or a time. "
-    "Copy it as it stands and add nothing.",
-    "You are an examiner, and the survey above is your key. When a question is read to you, state the right answer "
-    "briefly, and only that answer.",
-    "You run a hotline for the district council. Callers have little time: find what they ask for in the survey above "
-    "and tell them just that, in a few words.",
-    "You are a clerk who looks things up. Someone reads you a question about the survey above; you find the line that "
-    "settles it and reply with the bare fact.",
+    ("You answer travellers at an information desk. Use only what the survey above says, and reply with nothing "
+     "but the name, number, date or place that was asked for."),
+    ("You check facts for a regional newspaper. Look up each question in the survey above and give the exact value "
+     "as it is written there, without any other words."),
+    ("You fill in forms from the survey above. Every field takes a single value: a person, a place, a number or a "
+     "time. Copy it as it stands and add nothing."),
+    ("You are an examiner, and the survey above is your key. When a question is read to you, state the right "
+     "answer briefly, and only that answer."),
+    ("You run a hotline for the district council. Callers have little time: find what they ask for in the survey "
+     "above and tell them just that, in a few words."),
+    ("You are a clerk who looks things up. Someone reads you a question about the survey above; you find the line "
+     "that settles it and reply with the bare fact."),
 };
 
 constexpr TaskText kTasksOfAll[] = {
-    {"You keep the books of the district. Only amounts of money and numbers of things matter to you; pass over people "
-     "and "
-     "stories in the survey above, and write your results as a list.",
+    {"You keep the books of the district. Only amounts of money and numbers of things matter to you; pass over "
+     "people and stories in the survey above, and write your results as a list.",
      "List all amounts in crowns, each with the place that it belongs to."},
     {"You translate documents of the district into French for a partner town. Names stay as they are, numbers stay "
-     "digits, "
-     "and you write the translation only.",
+     "digits, and you write the translation only.",
      "Translate the first two sentences of the section \"{0}\"."},
-    {"You prepare safety inspections. From the survey above you take what may be dangerous, broken or overdue, and you "
-     "leave out everything that an inspector need not see.",
+    {"You prepare safety inspections. From the survey above you take what may be dangerous, broken or overdue, and "
+     "you leave out everything that an inspector need not see.",
      "Write a checklist for the inspectors, one line for each thing to look at, with its place."},
     {"You keep the register of residents. From the survey above you note persons by their full name, together with "
-     "what "
-     "they do or have done, and nothing about buildings.",
+     "what they do or have done, and nothing about buildings.",
      "List every person of the section \"{0}\" and of the section after it, one a line."},
-    {"You write short news for the radio. Listeners know nothing of the survey above, so you say plainly what is going "
-     "on, "
-     "in spoken English, without headings.",
+    {"You write short news for the radio. Listeners know nothing of the survey above, so you say plainly what is "
+     "going on, in spoken English, without headings.",
      "Write a report of four sentences on what the survey found."},
-    {"You turn text into data for a program. Your output is JSON and nothing else: no comments, no explanation, keys "
-     "in "
-     "lower case, numbers as numbers.",
+    {"You turn text into data for a program. Your output is JSON and nothing else: no comments, no explanation, "
+     "keys in lower case, numbers as numbers.",
      "Give the section \"{0}\" as one object with all of its facts."},
-    {"You plan day trips for a group of pensioners. You need opening days, times and ways from the survey above, and "
-     "you "
-     "think of those who walk slowly.",
+    {"You plan day trips for a group of pensioners. You need opening days, times and ways from the survey above, "
+     "and you think of those who walk slowly.",
      "Propose a trip to two of the places, with the times that matter and what to see there."},
-    {"You are a historian of the district. From the survey above only years and what happened in them are of use to "
-     "you, "
-     "in the order of time.",
+    {"You are a historian of the district. From the survey above only years and what happened in them are of use "
+     "to you, in the order of time.",
      "Make a timeline of all years that are mentioned."},
-    {"You teach the fourth class of the village school. You make exercises from the survey above in simple words, so "
-     "that "
-     "the children have to look for the answers themselves.",
+    {"You teach the fourth class of the village school. You make exercises from the survey above in simple words, "
+     "so that the children have to look for the answers themselves.",
      "Write five quiz questions with their answers."},
-    {"You are the district's lawyer. In the survey above you look for contracts, debts, leases and insurance, and for "
-     "what "
-     "might end up in court.",
+    {"You are the district's lawyer. In the survey above you look for contracts, debts, leases and insurance, and "
+     "for what might end up in court.",
      "Name the risks, most urgent first, with place and persons."},
     {"You are a librarian and index documents such as the survey above. An entry has a title, three keywords and "
-     "nothing "
-     "more; you do not judge.",
+     "nothing more; you do not judge.",
      "Write the entries for all sections."},
-    {"You are a novelist who takes settings from real documents like the survey above. Your style is slow and exact, "
-     "and "
-     "you use true names and numbers.",
+    {"You are a novelist who takes settings from real documents like the survey above. Your style is slow and "
+     "exact, and you use true names and numbers.",
      "Write the opening of a story that is set in \"{0}\"."},
 };
 
 constexpr std::string_view kPartInstructions[] = {
-    "You are the caretaker of one place only. Of the survey above just the section \"{0}\" is about it: work with that "
-    "section, and do not use what the others say.",
-    "Your desk is responsible for \"{0}\". Other desks have the other sections of the survey above, so leave those "
-    "alone "
-    "and rely on your own section.",
-    "You have been sent to review the section \"{0}\" of the survey above. Whatever stands in other sections does not "
-    "count "
-    "for your review.",
-    "A buyer is interested in \"{0}\" and has asked you for advice. Stick to that section of the survey above; the "
-    "rest "
-    "concerns other buyers.",
+    ("You are the caretaker of one place only. Of the survey above just the section \"{0}\" is about it: work with "
+     "that section, and do not use what the others say."),
+    ("Your desk is responsible for \"{0}\". Other desks have the other sections of the survey above, so leave "
+     "those alone and rely on your own section."),
+    ("You have been sent to review the section \"{0}\" of the survey above. Whatever stands in other sections does "
+     "not count for your review."),
+    ("A buyer is interested in \"{0}\" and has asked you for advice. Stick to that section of the survey above; "
+     "the rest concerns other buyers."),
 };
 
 constexpr std::string_view kTasksOfPart[] = {

@@ -76,8 +76,7 @@ class Drawing {
     const double middle = (kTop + kHeight - kBottom) / 2;
     grid_ += fmt::format(
         "<text class=\"mid\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n<text class=\"mid\" x=\"14\" y=\"{:.1f}\" "
-        "transform=\"rotate(-90 14 "
-        "{:.1f})\">{}</text>\n",
+        "transform=\"rotate(-90 14 {:.1f})\">{}</text>\n",
         (kLeft + kWidth - kRight) / 2, kHeight - 10, HtmlText(plot_.x.title), middle, middle, HtmlText(plot_.y.title));
     if (!plot_.level) return;
     const double y = Y(plot_.level->first);
@@ -119,7 +118,8 @@ class Drawing {
     bool best_left = false;
     auto fewest = static_cast<std::ptrdiff_t>(taken_.size() + 1);
     for (int step = 0; step < 2 * kLabelSteps && fewest > 0; ++step) {
-      const double dy = (step % 2 == 0 ? 0.5 : -0.5) * kLabelHeight * ((step + 1) / 2);
+      const int halves = (step + 1) / 2;
+      const double dy = (step % 2 == 0 ? 0.5 : -0.5) * kLabelHeight * halves;
       for (const bool left : {false, true}) {
         const double from = left ? x - kGap - width : x + kGap;
         const Box box = {from, y + dy - kLabelHeight / 2, from + width, y + dy + kLabelHeight / 2};
@@ -170,8 +170,7 @@ std::string PlotKey(const Plot& plot) {
     const PlotSeries& series = plot.series[i];
     out += fmt::format(
         "<span><svg class=\"plot sample s{0}{1}\" viewBox=\"0 0 14 14\" aria-hidden=\"true\"><path class=\"mark\" "
-        "d=\"{2}\"/></svg>{3}"
-        "</span>",
+        "d=\"{2}\"/></svg>{3}</span>",
         i % kPlotStyles, series.hollow ? " hollow" : "", MarkPath(i % kPlotStyles, 7, 7), HtmlText(series.name));
   }
   return out + "</p>\n";

@@ -1,0 +1,241 @@
+#include "eval/report.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "eval/fidelity_run.h"
+#include "eval/hop_header.h"
+#include "eval/memory.h"
+#include "eval/report_chain.h"
+#include "eval/report_fidelity.h"
+#include "eval/run_facts.h"
+#include "eval/ttft.h"
+
+namespace qkvshare {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+class ReportTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = std::filesystem::temp_directory_path() / ("qkv_report_" + std::to_string(getpid()));
+    std::filesystem::create_directories(folder_);
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  std::string Write(const std::string& name, const Json& header, const std::vector<Json>& lines) const {
+    std::ofstream file(folder_ / name);
+    file << header.dump() << "\n" << R"({"produced_by": {"program": "0123456789abcdef", "qkvshare": "0.1.0"}})" << "\n";
+    for (const Json& line : lines) file << line.dump() << "\n";
+    return (folder_ / name).string();
+  }
+  static Json Common(const char* kind) {
+    return {{kind, 1},     {"input", "00"}, {"model", "Tiny <b>"}, {"model_fingerprint", "ff"}, {"card_format", {0, 1}},
+            {"threads", 2}};
+  }
+  static Json FidelityHeader(const std::vector<std::string>& arms) {
+    Json header = Common(kFidelityKind);
+    header["set"] = "facts";
+    header["context"] = 1024;
+    header["arms"] = arms;
+    return header;
+  }
+  static std::vector<Json> FidelityLines(const std::string& arm, double bits, double kl) {
+    std::vector<Json> lines;
+    for (const char* prompt : {"p0", "p1", "p2"}) {
+      FidelityLine line;
+      line.prompt = prompt;
+      line.continuation = "c0";
+      line.kind = "question";
+      line.arm = arm;
+      line.kl = {kl, 3 * kl};
+      line.same = {1, 0};
+      line.logprob = line.ref_logprob = {-1, -1};
+      line.answer_tokens = 1;
+      line.code_bits = line.total_bits = bits;
+      lines.push_back(FidelityLineJson(line));
+    }
+    return lines;
+  }
+  std::string Fidelity(const std::string& name, const std::string& arm, double bits, double kl) const {
+    return Write(name, FidelityHeader({arm}), FidelityLines(arm, bits, kl));
+  }
+  std::string Ttft(const std::string& name) const {
+    Json header = Common(kTtftKind);
+    header["depths"] = {1024, 2048};
+    header["pack"] = {{"policy", "uniform"}, {"code_bits", 4.0}, {"max_bytes", 0}};
+    std::vector<Json> lines;
+    for (const size_t depth : {1024U, 2048U}) {
+      for (const char* way : {kSenderWay, kReprefillWay, kCardAttachedWay}) {
+        TtftLine line;
+        line.depth = depth;
+        line.way = way;
+        line.runs = 3;
+        line.bytes = 1000;
+        line.total = {4000, 3000, 5000};
+        line.stages = {{"open and verify", {1000, 900, 1100}}, {"first token", {3000, 2100, 3900}}};
+        if (way != std::string(kSenderWay)) line.speedup = 12.5;
+        lines.push_back(TtftJson(line));
+      }
+    }
+    return Write(name, header, lines);
+  }
+  std::string Memory(const std::string& name) const {
+    Json header = Common(kMemoryKind);
+    header["depth"] = 2048;
+    header["bits"] = 4.0;
+    std::vector<Json> lines;
+    for (const auto& [shape, number] :
+         {std::pair(kContextsShape, 1), std::pair(kContextsShape, 4), std::pair(kHopShape, 1)}) {
+      MemoryLine line;
+      line.shape = shape;
+      line.content = "card";
+      line.number = static_cast<size_t>(number);
+      line.private_bytes = 150'000'000;
+      line.peak_private_bytes = 200'000'000;
+      line.model_private_bytes = 100'000'000;
+      lines.push_back(MemoryJson(line));
+    }
+    return Write(name, header, lines);
+  }
+  std::string Chain(const std::string& name, const std::string& arm, size_t right) const {
+    Json header = Common(kHopKind);
+    AddFacts({{"task", "gsm8k"},
+              {"arm", arm},
+              {"hand_over", "cards"},
+              {"hops", 2},
+              {"chains", 10},
+              {"channels", 128},
+              {"cache_type_k", "f16"},
+              {"cache_type_v", "f16"}},
+             &header);
+    std::vector<Json> lines;
+    for (size_t i = 0; i < 10; ++i) {
+      for (size_t hop = 0; hop < 2; ++hop) {
+        lines.push_back({{"chain", "gsm8k-" + std::to_string(i)},
+                         {"hop", hop},
+                         {"right", i < right},
+                         {"marked", true},
+                         {"truncated", false},
+                         {"answer", 1},
+                         {"expected", 1},
+                         {"card_bytes", 10},
+                         {"card_tokens", 5},
+                         {"code_bits", 4.0},
+                         {"total_bits", 4.3}});
+      }
+    }
+    return Write(name, header, lines);
+  }
+  static Report Make(const std::vector<std::string>& files, const std::vector<std::string>& against = {}) {
+    ReportRequest request;
+    request.files = files;
+    request.against = against;
+    const Result<Report> report = MakeReport(request);
+    EXPECT_TRUE(report.has_value()) << report.status().message();
+    return report.has_value() ? *report : Report();
+  }
+  static Status Refusal(const std::vector<std::string>& files, const std::vector<std::string>& against = {}) {
+    ReportRequest request;
+    request.files = files;
+    request.against = against;
+    return MakeReport(request).status();
+  }
+  static void ExpectHas(const std::string& text, const std::vector<std::string>& words) {
+    for (const std::string& word : words) EXPECT_NE(text.find(word), std::string::npos) << word;
+  }
+
+  std::filesystem::path folder_;
+};
+
+TEST_F(ReportTest, HasASectionForEachKind) {
+  const Report report = Make({Fidelity("f1", "uniform@4", 4.25, 0.01), Fidelity("f2", "floor", 16, 0.001),
+                              Chain("c1", "f16", 6), Chain("c2", "uniform@4", 4), Ttft("t"), Memory("m")});
+  ExpectHas(report.html,
+            {"Fidelity: Tiny &lt;b&gt;, facts, 1024 tokens", "Chains of GSM8K: Tiny &lt;b&gt;",
+             "Time to first token: Tiny &lt;b&gt;, cards of 4.0 bits by uniform", "Memory: Tiny &lt;b&gt;, 2048 tokens",
+             "uniform@4", "noise floor", "open and verify", "0123456789ab", "<svg class=\"plot\""});
+  ExpectHas(report.markdown, {"## Fidelity: Tiny <b>, facts, 1024 tokens", "## Chains of GSM8K", "| card attached |",
+                              "| uniform@4 |", "### Hops of a chain", "100.0 MB"});
+  // Nothing is loaded from anywhere, and nothing of a file is markup.
+  for (const char* word : {"<script", "http:", "https:", "@import", "url(", "<b>,"})
+    EXPECT_EQ(report.html.find(word), std::string::npos) << word;
+}
+
+TEST_F(ReportTest, ArmsOfSeveralFilesAreInOneTable) {
+  const std::vector<std::string> files = {Fidelity("f1", "uniform@4", 4.25, 0.01),
+                                          Fidelity("f2", "local@4", 4.25, 0.005)};
+  ExpectHas(Make(files).markdown, {"KL / uniform@4", "0.500 [0.500, 0.500]"});
+  ExpectHas(Make(files, {"local@4"}).markdown, {"KL / local@4", "2.000 [2.000, 2.000]"});
+  const Status status = Refusal(files, {"oracle@4"});
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("oracle@4"), std::string::npos);
+}
+
+TEST_F(ReportTest, OtherModelsAndInputsAreNotMixed) {
+  const std::string one = Fidelity("f1", "uniform@4", 4.25, 0.01);
+  for (const char* member : {"model_fingerprint", "input", "threads", "card_format"}) {
+    Json header = FidelityHeader({"local@4"});
+    header[member] = "another";
+    const std::string other = Write("f2", header, FidelityLines("local@4", 4.25, 0.005));
+    const Status status = Refusal({one, other});
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    ExpectHas(status.message(), {one, other, member});
+  }
+  Json header = FidelityHeader({"local@4"});
+  header["model"] = "Other";  // a section of its own
+  const Report report = Make({one, Write("f2", header, FidelityLines("local@4", 4.25, 0.005))});
+  ExpectHas(report.html, {"Fidelity: Tiny", "Fidelity: Other"});
+}
+
+TEST_F(ReportTest, DamagedLinesAreNamed) {
+  std::vector<Json> lines = FidelityLines("uniform@4", 4, 0.1);
+  lines[1].erase("kl");
+  const Status status = Refusal({Write("f1", FidelityHeader({"uniform@4"}), lines)});
+  EXPECT_EQ(status.code(), StatusCode::kCorrupt);
+  ExpectHas(status.message(), {"f1: result 2: "});
+  EXPECT_EQ(Refusal({Write("f2", FidelityHeader({}), {})}).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(Refusal({Write("t", Common(kTtftKind), {})}).code(), StatusCode::kCorrupt);
+  const std::string ttft = Ttft("t1");
+  std::filesystem::copy_file(ttft, folder_ / "t2");
+  ExpectHas(Refusal({ttft, (folder_ / "t2").string()}).message(), {"is in another file too"});
+}
+
+TEST(ReportFidelityTest, TheFrontIsWhatNothingBeats) {
+  std::vector<FidelityRow> rows;
+  const auto add = [&](const char* arm, double bits, double kl) {
+    FidelityRow& row = rows.emplace_back();
+    row.arm = arm;
+    row.total_bits = bits;
+    row.mean_kl = {kl, NAN, NAN};
+  };
+  add("exact", 16, 0.001);
+  add("uniform@4", 4.3, 0.02);
+  add("local@4", 4.3, 0.01);
+  add("cache:q4_0/q4_0", 4.5, 0.5);
+  add("uniform@3", 3.3, 0.1);
+  add("oracle@3", 3.3, 0.0001);
+  add("floor", 0, 0.0002);
+  std::vector<std::string> arms;
+  for (const FidelityRow* row : ParetoFront(rows)) arms.push_back(row->arm);
+  EXPECT_EQ(arms, (std::vector<std::string>{"uniform@3", "local@4", "exact"}));
+  const Plot plot = FidelityPlot(rows);
+  EXPECT_EQ(plot.level->first, 0.0002);
+  EXPECT_EQ(plot.front.size(), 5U);  // steps
+  ASSERT_EQ(plot.series.size(), 5U);
+  EXPECT_EQ(plot.series[1].name, "uniform");
+  EXPECT_EQ(plot.series[1].points.size(), 2U);
+  EXPECT_TRUE(plot.series[4].hollow);
+  EXPECT_EQ(plot.x.ticks.front(), 3);
+  EXPECT_EQ(plot.x.ticks.back(), 16);
+  EXPECT_EQ(plot.y.ticks.back(), 1);
+}
+
+}  // namespace
+}  // namespace qkvshare
