@@ -12,7 +12,7 @@ class HelpTest(CliTest):
         self.assertIn("130 interrupted", text)
         commands = re.findall(r"^  (\w+) {2,}\S", text[text.upper().index("SUBCOMMANDS"):], re.MULTILINE)
         self.assertEqual(set(commands), {"pack", "run", "info", "verify", "flatten", "unpack", "calibrate", "models",
-                                         "agents", "eval"})
+                                         "agents", "eval", "report"})
         for command in commands:
             example = rf"Example:\n(  .*\n)*  (.*\| )?qkvshare {command} "
             self.assertRegex(self.succeed(command, "--help"), example, command)

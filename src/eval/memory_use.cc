@@ -50,6 +50,7 @@ MemoryPeak::MemoryPeak()
     : thread_([this] {
         while (!done_.load()) {
           Look();
+          ++looks_;
           std::this_thread::sleep_for(kInterval);
         }
       }) {}

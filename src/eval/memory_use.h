@@ -36,11 +36,14 @@ class MemoryPeak {
 
   // The most of private_bytes so far, this moment included. It is looked at some hundred times a second.
   size_t private_bytes();
+  // How often the thread has looked.
+  size_t looks() const { return looks_.load(); }
 
  private:
   void Look();
 
   std::atomic<size_t> most_{0};
+  std::atomic<size_t> looks_{0};
   std::atomic<bool> done_{false};
   std::thread thread_;
 };
