@@ -167,10 +167,9 @@ TEST(FidelitySummaryTest, ALineIsReadAsItWasWritten) {
 TEST(FidelitySummaryTest, TablesAndJsonSayTheSame) {
   const FidelitySummary summary = Summarize(TwoArms());
   const std::string text = FidelityText(summary), markdown = FidelityMarkdown(summary);
-  for (const char* word :
-       {"3 predictions, 2 continuations, 2 prompts", "6.00000 [4.00000, 10.00000]", "KL / a", "2.000 [2.000, 2.000]",
-        "-0.5000", "100.0% [100.0%, 100.0%]", "4.25", "All continuations, against a", "8.00000 [6.00000, 10.00000]",
-        "p1/c0", "0.0% [0.0%, 0.0%]"}) {
+  for (const char* word : {"3 predictions, 2 continuations, 2 prompts", "6.00000 [4.00000, 10.00000]", "KL / a",
+                           "2.000 [2.000, 2.000]", "-0.5000", "100.0% [100.0, 100.0]", "4.25",
+                           "All continuations, against a", "8.00000 [6.00000, 10.00000]", "p1/c0", "0.0% [0.0, 0.0]"}) {
     EXPECT_NE(text.find(word), std::string::npos) << word << "\n" << text;
     EXPECT_NE(markdown.find(word), std::string::npos) << word << "\n" << markdown;
   }

@@ -143,7 +143,7 @@ TEST_F(PromptSetTest, ReceiversHaveInstructionsApartFromTurns) {
 // In a small document a part's question could well be another receiver's, whose anchors would tell its answer.
 TEST_F(PromptSetTest, NoTwoReceiversAskTheSame) {
   PromptSetRequest request = Request(PromptSet::kReceivers, 1024);
-  request.prompts = 60;
+  request.prompts = 20;
   for (const EvalPrompt& prompt : Take(MakePromptSet(*model_, request))) {
     std::set<std::vector<int32_t>> turns;
     for (const Continuation& continuation : prompt.continuations) {
