@@ -130,7 +130,7 @@ class FidelityTest(CliTest):
         write_prompts("wrong.jsonl", [{"context": "abc", "turns": [{"turn": "ab", "roles": ["old"]}]}])
         self.fail_with(2, "eval", "fidelity", "--set", path("wrong.jsonl"), *ARMS, says="no segment of the context")
         write_prompts("long.jsonl", [{"context": DOCUMENT * 6, "turns": ["Why?"]}])
-        self.fail_with(5, "eval", "fidelity", "--set", path("long.jsonl"), *ARMS, says="available")
+        self.fail_with(5, "eval", "fidelity", "--set", path("long.jsonl"), *ARMS, says="use a smaller --context")
 
 
 if __name__ == "__main__":

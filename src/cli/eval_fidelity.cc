@@ -135,7 +135,6 @@ Status RunEvalFidelity(const FidelityFlags& flags) {
   QKV_RETURN_IF_ERROR(MakePrompts(flags, *model, &request));
   QKV_RETURN_IF_ERROR(ChooseArms(flags, &request));
   FidelitySummaryOptions options;
-  options.seed = flags.prompts.seed;
   QKV_RETURN_IF_ERROR(ChooseAgainst(flags, request, &options.against));
   std::atomic<bool> cancelled{false};
   request.predict = flags.predict;
@@ -185,7 +184,7 @@ Command AddEvalFidelity(CLI::App* eval) {
   app->add_option("--prompts", flags->prompts.prompts, "Prompts (not of a file)")
       ->check(Count(1, 100'000))
       ->capture_default_str();
-  app->add_option("--seed", flags->prompts.seed, "Of the prompts and of the intervals")->capture_default_str();
+  app->add_option("--seed", flags->prompts.seed, "Of the prompts")->capture_default_str();
   app->add_flag("--plain", flags->plain, "No chat template, even where the model has one");
   app->add_option("--arm", flags->arms,
                   "A way to hand over; repeated (default: cards of 4 bits by each policy, and all others)")

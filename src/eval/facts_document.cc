@@ -161,7 +161,7 @@ Result<ContextFrame> ChatFrame(const Model& model) {
   QKV_ASSIGN_OR_RETURN(const std::string text, model.ApplyChatTemplate({{"user", kMark}}, false));
   const size_t at = text.rfind(kMark);
   if (at == std::string::npos) {
-    return Status(StatusCode::kUnsupported, "the model's chat template changes messages; leave out --chat");
+    return Status(StatusCode::kUnsupported, "the model's chat template changes messages; give --plain");
   }
   return ContextFrame{text.substr(0, at), text.substr(at + kMark.size())};
 }

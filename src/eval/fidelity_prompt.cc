@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <utility>
 
 #include "eval/cache_round_trip.h"
 #include "eval/fidelity.h"
+#include "eval/policy_seed.h"
 #include "eval/receiver_facts.h"
 #include "runtime/generate.h"
 #include "runtime/probe_queries.h"
@@ -142,7 +144,9 @@ Status PromptFidelity::PackAlike() {
     const FidelityArm& arm = setup_.arms[i];
     if (arm.way == FidelityWay::kCard && !arm.card.NeedsReceiver()) {
       Step(arm.name, 0);
-      QKV_RETURN_IF_ERROR(Pack(arm, arm.card.pack, &ways_[i]));
+      PackOptions options = arm.card.pack;
+      options.policy_seed = PolicySeedFor(options.policy_seed, std::array{prompt_.id});
+      QKV_RETURN_IF_ERROR(Pack(arm, options, &ways_[i]));
     } else if (arm.way == FidelityWay::kRoundTrip) {
       Step(arm.name, 0);
       QKV_ASSIGN_OR_RETURN(const KvState rows, session_.TakeKv());
@@ -202,7 +206,7 @@ Status PromptFidelity::PackForReceiver(const Turn& turn) {
   }
   if (AnyCard([](const CardArm& card) { return card.oracle; })) {
     Step("oracle", turn.tokens.size());
-    QKV_ASSIGN_OR_RETURN(facts_.oracle, OracleWindow(&session_, turn.tokens));
+    QKV_ASSIGN_OR_RETURN(facts_.oracle, FindOracleQueries(&session_, turn.tokens, turn.first()));
     session_.SetWindow(window_, 0);
   }
   for (size_t i = 0; i < ways_.size(); ++i) {

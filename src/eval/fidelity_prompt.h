@@ -44,8 +44,8 @@ struct FidelityResult {
 //
 // Arms whose policy looks at the receiver get a card a continuation: its instruction as a probe
 // (runtime/probe_queries), its roles as readers (none: of all segments) and anchors of the FP16 run of the continuation
-// before it, over turn and answer; an oracle the queries of all that the continuation reads and says. Memory: state and
-// cards of one context, and logits of three times a continuation.
+// before it, over turn and answer; an oracle the queries of all predictions that are scored. Memory: state and cards of
+// one context, for an oracle its rows once more with the continuation's, and logits of three times a continuation.
 //
 // Errors: as Prefill, PackSession, InjectCards, ProbeWindow, Generate; kCancelled.
 Result<std::vector<FidelityResult>> MeasurePrompt(const FidelitySetup& setup, const EvalPrompt& prompt);

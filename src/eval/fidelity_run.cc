@@ -116,7 +116,17 @@ class FidelityRunner {
     return longest;
   }
 
+  Status CheckLength() const {
+    const size_t longest = LongestPrompt(), most = model_.training_context();
+    if (longest <= most) return {};
+    return {StatusCode::kOutOfRange,
+            fmt::format("a context takes {} tokens with the longest turn and answer, but the model was trained for {}: "
+                        "use a smaller --context, or shorter prompts",
+                        longest, most)};
+  }
+
   Status MakeSession() {
+    QKV_RETURN_IF_ERROR(CheckLength());
     SessionOptions options = request_.session;
     options.context = ContextFor(model_, LongestPrompt());
     options.cache_type_k = options.cache_type_v = CacheType::kF16;
@@ -124,7 +134,6 @@ class FidelityRunner {
     options.fused = true;
     options.card_tokens = 0;
     QKV_ASSIGN_OR_RETURN(session_, Session::Create(model_, options));
-    QKV_RETURN_IF_ERROR(session_->CheckRoomFor(LongestPrompt(), 0));
     options_ = options;
     for (FidelityArm& arm : arms_) {
       if (arm.way != FidelityWay::kCard) continue;

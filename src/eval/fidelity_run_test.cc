@@ -226,6 +226,29 @@ TEST_F(FidelityRunTest, TopologyGoesByTheReceiver) {
   EXPECT_EQ(features(6), (std::vector<std::string>{"attention", "probe"}));
 }
 
+// The same text under other names, so that only what is shuffled can differ.
+TEST_F(FidelityRunTest, RandomShufflesAnewForEachOfThem) {
+  FidelityRequest request = Request({"random@3", "random@3,control_of=topology", "local@3"});
+  request.prompts.pop_back();
+  EvalPrompt& a = request.prompts[0];
+  a.continuations[1] = a.continuations[0];
+  a.continuations[1].id = "1";
+  request.prompts.push_back(a);
+  request.prompts[1].id = "c";
+  const std::vector<FidelityLine> lines = Run(request);
+  ASSERT_EQ(lines.size(), 2u * 2 * 3);
+  const auto kl = [&](size_t prompt, size_t continuation, size_t arm) {
+    return lines[(prompt * 2 + continuation) * 3 + arm].kl;
+  };
+  EXPECT_NE(kl(0, 0, 0), kl(1, 0, 0));
+  EXPECT_EQ(kl(0, 0, 0), kl(0, 1, 0));  // one card for all continuations
+  EXPECT_NE(kl(0, 0, 1), kl(1, 0, 1));
+  EXPECT_NE(kl(0, 0, 1), kl(0, 1, 1));
+  EXPECT_EQ(kl(0, 0, 2), kl(1, 0, 2));
+  const std::vector<FidelityLine> again = Run(request);
+  for (size_t i = 0; i < lines.size(); ++i) EXPECT_EQ(again[i].kl, lines[i].kl);
+}
+
 // Reference and cards are the same whatever else is measured.
 TEST_F(FidelityRunTest, ArmsDoNotDependOnEachOther) {
   FidelityRequest request = Request({"uniform@4", "local@3,features=full", "floor"});
@@ -292,7 +315,7 @@ TEST_F(FidelityRunTest, RefusesWhatCannotBeRun) {
   request.prompts[0].context = SomeTokens(3000);
   request.prompts[0].segments.clear();
   request.prompts[0].continuations.pop_back();
-  ExpectRefused(request, StatusCode::kOutOfRange, "needed");
+  ExpectRefused(request, StatusCode::kOutOfRange, "use a smaller --context");
   request = Request({"local@4"});
   request.prompts[1].context = SomeTokens(5);
   ExpectRefused(request, StatusCode::kInvalidArgument, "arm local@4: of 5 tokens, 4 stay exact");

@@ -14,6 +14,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+constexpr uint64_t kIntervalSeed = 1;  // one for all: the same lines always have the same intervals
+
 // The place of an item in a list that grows by what is new.
 size_t IndexOf(const std::string& item, std::vector<std::string>* items) {
   const auto found = std::find(items->begin(), items->end(), item);
@@ -82,7 +84,7 @@ class Table {
 
 // What an arm adds up to with one kind of continuation, prompt by prompt.
 struct Sums {
-  std::vector<ClusterSum> kl, same, answer;  // one a prompt
+  std::vector<ClusterSum> kl, same, answer, answer_kl;  // one a prompt
   std::vector<double> all_kl;
 };
 
@@ -103,6 +105,7 @@ void AddLine(const FidelityLine& line, size_t cluster, Cell* cell) {
     Add(line.same[i], &cell->sums.same[cluster]);
     if (i + line.answer_tokens >= line.kl.size()) {
       Add(line.logprob[i] - line.ref_logprob[i], &cell->sums.answer[cluster]);
+      Add(line.kl[i], &cell->sums.answer_kl[cluster]);
     }
     if (row.worst_at.empty() || line.kl[i] > row.worst_kl) {
       row.worst_kl = line.kl[i];
@@ -117,7 +120,7 @@ void AddLine(const FidelityLine& line, size_t cluster, Cell* cell) {
   row.bytes += static_cast<double>(line.bytes);
 }
 
-// The least value that a share of them does not exceed. values: not empty; their order changes.
+// The value of the nearest rank: of n in order, that at round(share * (n - 1)). values: not empty; their order changes.
 double Quantile(std::vector<double>* values, double share) {
   const auto at = std::lround(share * static_cast<double>(values->size() - 1));
   std::nth_element(values->begin(), values->begin() + at, values->end());
@@ -130,6 +133,7 @@ void Finish(const Bootstrap& bootstrap, Cell* cell) {
   for (double* sum : {&row.code_bits, &row.total_bits, &row.bytes}) *sum /= continuations;
   row.prompts = cell->sums.kl.size();
   row.mean_kl = bootstrap.Mean(cell->sums.kl);
+  row.answer_kl = bootstrap.Mean(cell->sums.answer_kl);
   row.same = bootstrap.Mean(cell->sums.same);
   row.answer_logprob = bootstrap.Mean(cell->sums.answer);
   row.median_kl = Quantile(&cell->sums.all_kl, 0.5);
@@ -150,7 +154,7 @@ std::vector<Cell> CellsOf(const Table& table, const std::string& kind) {
     cells[i].row.arm = table.arms()[i];
     cells[i].row.kind = kind;
     Sums& sums = cells[i].sums;
-    for (auto* sum : {&sums.kl, &sums.same, &sums.answer}) sum->resize(clusters);
+    for (auto* sum : {&sums.kl, &sums.same, &sums.answer, &sums.answer_kl}) sum->resize(clusters);
   }
   for (const Table::Place& place : table.lines()) {
     if (counts(place)) AddLine(*place.line, cluster_of[place.prompt], &cells[place.arm]);
@@ -167,6 +171,7 @@ std::vector<FidelityRow> RowsOf(const Table& table, const std::string& kind, con
     for (const std::string& name : against) {
       const auto base = std::find_if(cells.begin(), cells.end(), [&](const Cell& c) { return c.row.arm == name; });
       cell.row.against.push_back({name, bootstrap.Ratio(cell.sums.kl, base->sums.kl),
+                                  bootstrap.Ratio(cell.sums.answer_kl, base->sums.answer_kl),
                                   bootstrap.Difference(cell.sums.same, base->sums.same),
                                   bootstrap.Difference(cell.sums.answer, base->sums.answer)});
     }
@@ -187,6 +192,7 @@ Json RowJson(const FidelityRow& row) {
   for (const FidelityAgainst& other : row.against) {
     against.push_back({{"arm", other.arm},
                        {"kl_ratio", IntervalJson(other.kl_ratio)},
+                       {"answer_kl_ratio", IntervalJson(other.answer_kl_ratio)},
                        {"same", IntervalJson(other.same)},
                        {"answer_logprob", IntervalJson(other.answer_logprob)}});
   }
@@ -199,6 +205,7 @@ Json RowJson(const FidelityRow& row) {
           {"total_bits", row.total_bits},
           {"bytes", row.bytes},
           {"mean_kl", IntervalJson(row.mean_kl)},
+          {"answer_kl", IntervalJson(row.answer_kl)},
           {"median_kl", row.median_kl},
           {"p99_kl", row.p99_kl},
           {"worst_kl", row.worst_kl},
@@ -268,7 +275,7 @@ Result<FidelitySummary> SummarizeFidelity(std::span<const FidelityLine> lines, c
                   fmt::format("there is no arm '{}'; there are {}", name, fmt::join(table.arms(), ", ")));
   }
   for (const Table::Place& place : table.lines()) IndexOf(place.line->kind, &summary.kinds);
-  const Bootstrap bootstrap(options.seed);
+  const Bootstrap bootstrap(kIntervalSeed);
   std::vector<std::string> kinds = {""};
   if (summary.kinds.size() > 1) kinds.insert(kinds.end(), summary.kinds.begin(), summary.kinds.end());
   for (const std::string& kind : kinds) {

@@ -31,9 +31,10 @@ Result<FidelityLine> ParseFidelityLine(const nlohmann::ordered_json& json);
 // An arm against another, over the same predictions.
 struct FidelityAgainst {
   std::string arm;
-  Interval kl_ratio;        // of mean KL
-  Interval same;            // difference of the shares
-  Interval answer_logprob;  // difference
+  Interval kl_ratio;         // of mean KL
+  Interval answer_kl_ratio;  // of mean KL of answers
+  Interval same;             // difference of the shares
+  Interval answer_logprob;   // difference
 };
 
 struct FidelityRow {
@@ -41,6 +42,7 @@ struct FidelityRow {
   std::string kind;  // empty: all kinds together
   size_t prompts = 0, continuations = 0, predictions = 0;
   Interval mean_kl;
+  Interval answer_kl;  // mean over tokens of answers, without the turn before them; unknown where there is no answer
   double median_kl = 0, p99_kl = 0, worst_kl = 0;
   std::string worst_at;     // "PROMPT/CONTINUATION"
   Interval same;            // share
@@ -57,7 +59,6 @@ struct FidelitySummary {
 
 struct FidelitySummaryOptions {
   std::vector<std::string> against;  // arms that all others are compared with; empty: the first
-  uint64_t seed = 1;
 };
 
 // lines: of one file, or of several whose prompts are the same. kInvalidArgument: no lines, an arm that there is not

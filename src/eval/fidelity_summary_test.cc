@@ -61,6 +61,9 @@ TEST(FidelitySummaryTest, MeansAreOverPredictions) {
   EXPECT_EQ(a.worst_at, "p1/c0");
   EXPECT_DOUBLE_EQ(a.same.value, 2.0 / 3);
   EXPECT_DOUBLE_EQ(a.answer_logprob.value, -0.5);
+  EXPECT_DOUBLE_EQ(a.answer_kl.value, 4);  // 3 and 5
+  EXPECT_DOUBLE_EQ(a.answer_kl.low, 3);
+  EXPECT_DOUBLE_EQ(summary.rows[1].against[0].answer_kl_ratio.value, 2);
   EXPECT_EQ(a.code_bits, 4);
   EXPECT_EQ(a.total_bits, 4.25);
   EXPECT_EQ(a.bytes, 1000);
@@ -165,7 +168,8 @@ TEST(FidelitySummaryTest, TablesAndJsonSayTheSame) {
   const FidelitySummary summary = Summarize(TwoArms());
   const std::string text = FidelityText(summary), markdown = FidelityMarkdown(summary);
   for (const char* word : {"3 predictions, 2 continuations, 2 prompts", "6.00000 [4.00000, 10.00000]", "KL / a",
-                           "2.000 [2.000, 2.000]", "-0.5000", "100.0%", "4.25"}) {
+                           "2.000 [2.000, 2.000]", "-0.5000", "100.0% [100.0, 100.0]", "4.25",
+                           "All continuations, against a", "8.00000 [6.00000, 10.00000]", "p1/c0", "0.0% [0.0, 0.0]"}) {
     EXPECT_NE(text.find(word), std::string::npos) << word << "\n" << text;
     EXPECT_NE(markdown.find(word), std::string::npos) << word << "\n" << markdown;
   }

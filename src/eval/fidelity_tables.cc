@@ -2,45 +2,70 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
+#include <span>
 
 namespace qkvshare {
 namespace {
 
 constexpr int kKlDecimals = 5;
 
-TextTable TableOf(const FidelityRow& first) {
-  TextTable table;
-  table.title = fmt::format("{}: {} predictions, {} continuations, {} prompts",
-                            first.kind.empty() ? "All continuations" : "Kind \"" + first.kind + "\"", first.predictions,
-                            first.continuations, first.prompts);
-  table.heads = {"arm", "bits", "with all", "mean KL", "median", "p99", "worst", "same top token", "answer"};
-  for (const FidelityAgainst& other : first.against) table.heads.push_back("KL / " + other.arm);
-  return table;
+std::string TitleOf(const FidelityRow& first) {
+  return fmt::format("{}: {} predictions, {} continuations, {} prompts",
+                     first.kind.empty() ? "All continuations" : "Kind \"" + first.kind + "\"", first.predictions,
+                     first.continuations, first.prompts);
+}
+
+Interval Percent(Interval share) {
+  for (double* value : {&share.value, &share.low, &share.high}) *value *= 100;
+  return share;
 }
 
 std::vector<std::string> RowOf(const FidelityRow& row) {
-  Interval percent = row.same;
-  for (double* value : {&percent.value, &percent.low, &percent.high}) *value *= 100;
-  std::vector<std::string> cells = {row.arm,
-                                    fmt::format("{:.2f}", row.code_bits),
-                                    fmt::format("{:.2f}", row.total_bits),
-                                    IntervalText(row.mean_kl, kKlDecimals),
-                                    fmt::format("{:.{}f}", row.median_kl, kKlDecimals),
-                                    fmt::format("{:.4f}", row.p99_kl),
-                                    fmt::format("{:.3f}", row.worst_kl),
-                                    fmt::format("{:.1f}%", percent.value),
-                                    fmt::format("{:+.4f}", row.answer_logprob.value)};
-  for (const FidelityAgainst& other : row.against) {
-    cells.push_back(other.arm == row.arm ? "1" : IntervalText(other.kl_ratio, 3));
+  return {row.arm,
+          fmt::format("{:.2f}", row.code_bits),
+          fmt::format("{:.2f}", row.total_bits),
+          IntervalText(row.mean_kl, kKlDecimals),
+          IntervalText(row.answer_kl, kKlDecimals),
+          IntervalText(Percent(row.same), 1, "%"),
+          IntervalText(row.answer_logprob, 4),
+          fmt::format("{:.{}f}", row.median_kl, kKlDecimals),
+          fmt::format("{:.4f}", row.p99_kl),
+          fmt::format("{:.3f}", row.worst_kl),
+          row.worst_at};
+}
+
+TextTable TableOf(std::span<const FidelityRow> rows) {
+  TextTable table;
+  table.title = TitleOf(rows.front());
+  table.heads = {"arm",    "bits",   "with all", "mean KL", "KL of answers", "same top token",
+                 "answer", "median", "p99",      "worst",   "worst at"};
+  for (const FidelityRow& row : rows) table.rows.push_back(RowOf(row));
+  return table;
+}
+
+// Every arm against one of them, over the same predictions.
+TextTable ComparisonOf(std::span<const FidelityRow> rows, size_t against) {
+  const std::string& base = rows.front().against[against].arm;
+  TextTable table;
+  table.title = fmt::format(
+      "{}, against {}", rows.front().kind.empty() ? "All continuations" : "Kind \"" + rows.front().kind + "\"", base);
+  table.heads = {"arm", "KL / " + base, "KL of answers, ratio", "same top token, difference", "answer, difference"};
+  for (const FidelityRow& row : rows) {
+    if (row.arm == base) continue;
+    const FidelityAgainst& other = row.against[against];
+    table.rows.push_back({row.arm, IntervalText(other.kl_ratio, 3), IntervalText(other.answer_kl_ratio, 3),
+                          IntervalText(Percent(other.same), 1, "%"), IntervalText(other.answer_logprob, 4)});
   }
-  return cells;
+  return table;
 }
 
 std::string NoteOf(const FidelitySummary& summary) {
   std::string note =
       "KL(FP16 || arm) of next-token distributions, nats; answer: mean log-probability of its tokens less FP16's; "
-      "bits a channel: of codes, and with all bytes; in brackets 95% intervals over prompts.";
+      "bits a channel: of codes, and with all bytes; in brackets 95% intervals over prompts, of ratios and differences "
+      "over the same prompts.";
   if (!summary.left_out.empty()) {
     note += fmt::format(" Left out: {} prompts that not every arm has.", summary.left_out.size());
   }
@@ -60,13 +85,17 @@ std::string IntervalText(const Interval& interval, int decimals, const char* uni
 
 std::vector<TextTable> FidelityTables(const FidelitySummary& summary) {
   std::vector<TextTable> tables;
-  const FidelityRow* last = nullptr;
-  for (const FidelityRow& row : summary.rows) {
-    if (last == nullptr || last->kind != row.kind) tables.push_back(TableOf(row));
-    tables.back().rows.push_back(RowOf(row));
-    last = &row;
+  std::span<const FidelityRow> rest = summary.rows;
+  while (!rest.empty()) {
+    const auto other =
+        std::find_if(rest.begin(), rest.end(), [&](const FidelityRow& row) { return row.kind != rest.front().kind; });
+    const std::span<const FidelityRow> rows = rest.first(static_cast<size_t>(other - rest.begin()));
+    rest = rest.subspan(rows.size());
+    tables.push_back(TableOf(rows));
+    if (rows.size() == 1) continue;  // nothing to compare
+    for (size_t i = 0; i < rows.front().against.size(); ++i) tables.push_back(ComparisonOf(rows, i));
   }
-  if (!tables.empty()) tables.back().note = NoteOf(summary);
+  if (!tables.empty()) tables.front().note = NoteOf(summary);  // where it is never folded
   return tables;
 }
 

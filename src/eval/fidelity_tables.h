@@ -1,4 +1,5 @@
-// A summary of fidelity as tables: one of all kinds of continuations, and one of each kind where there are several.
+// A summary of fidelity as tables: of all kinds of continuations, and of each kind where there are several, one of the
+// arms and one of all arms against each that they are compared with. The first has the note.
 #pragma once
 
 #include <string>

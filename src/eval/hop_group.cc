@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -12,6 +13,7 @@
 
 #include "base/stopwatch.h"
 #include "card/card.h"
+#include "eval/policy_seed.h"
 #include "policy/attention_window.h"
 #include "runtime/inject.h"
 #include "runtime/probe_queries.h"
@@ -227,6 +229,7 @@ Status HopGroup::End(size_t hop, Chain* chain) {
   PackOptions options = request_.PackOf(hop);
   options.sender = fmt::format("hop {}", hop);
   options.hop = static_cast<uint32_t>(hop);
+  options.policy_seed = PolicySeedFor(options.policy_seed, std::array{chain->chain->id, std::to_string(hop)});
   options.probe = std::move(chain->probe);
   const size_t own = session_.tokens(chain->sequence).size() - session_.attached(chain->sequence);
   const size_t read = chain->record.read_tokens;

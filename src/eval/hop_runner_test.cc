@@ -511,6 +511,28 @@ TEST_F(HopRunnerTest, CardsAreKeptAndPackedByEachHopsOptions) {
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(Path("cards")), {}), 6);
 }
 
+// The same conversation twice.
+TEST_F(HopRunnerTest, RandomShufflesAnewForEachChain) {
+  HopRequest request = Request(1, 2);
+  request.chains.push_back(request.chains[0]);
+  request.chains[1].id = "chain-1";
+  request.packs.resize(1);
+  request.card_folder = Path("cards");
+  const auto levels = [&](Policy policy) {
+    std::filesystem::remove_all(request.card_folder);
+    request.packs[0].policy = policy;
+    request.packs[0].code_bits = 5;
+    EXPECT_TRUE(Run(request).has_value());
+    std::vector<std::vector<uint8_t>> of_chain;
+    for (const char* name : {"cards/chain-0.0.card", "cards/chain-1.0.card"})
+      of_chain.push_back(Take(Card::Open(Path(name))).plan().level_of_token);
+    return of_chain;
+  };
+  const auto random = levels(Policy::kRandom), local = levels(Policy::kLocal);
+  EXPECT_NE(random[0], random[1]);
+  EXPECT_EQ(local[0], local[1]);
+}
+
 TEST_F(HopRunnerTest, RefusesRequestsThatCannotRun) {
   const auto expect_invalid = [&](const std::function<void(HopRequest*)>& change, const std::string& part) {
     HopRequest request = Request(2, 3);

@@ -44,7 +44,7 @@ Result<TurnText> TurnOf(const Model& model, const Receiver& receiver, bool chat)
   }
   const size_t at = text.find(said);
   if (at == std::string::npos) {
-    return Status(StatusCode::kUnsupported, "the model's chat template changes messages; leave out --chat");
+    return Status(StatusCode::kUnsupported, "the model's chat template changes messages; give --plain");
   }
   const size_t cut = instruction.empty() ? 0 : at + instruction.size();
   return TurnText{text.substr(0, cut), text.substr(cut)};
@@ -106,7 +106,7 @@ std::vector<int32_t> SolvedProblems(const Model& model, std::span<const GsmProbl
 
 Result<std::vector<EvalPrompt>> GsmPrompts(const Model& model, const PromptSetRequest& request) {
   QKV_ASSIGN_OR_RETURN(const std::vector<GsmProblem> problems, ReadGsmProblems(request.file));
-  if (problems.size() <= request.prompts) {
+  if (problems.size() < std::max<size_t>(request.prompts, 2)) {  // one to ask, one for its context
     return Status(StatusCode::kInvalidArgument,
                   fmt::format("{}: {} problems are not enough for {} prompts; ask for fewer", request.file,
                               problems.size(), request.prompts));
@@ -115,13 +115,13 @@ Result<std::vector<EvalPrompt>> GsmPrompts(const Model& model, const PromptSetRe
   std::iota(order.begin(), order.end(), size_t{0});
   SeededRandom random(request.seed, kProblemStream);
   random.Shuffle(&order);
-  const auto first = order.begin() + static_cast<std::ptrdiff_t>(request.prompts);
   std::vector<EvalPrompt> prompts;
   for (size_t i = 0; i < request.prompts; ++i) {
-    // Each prompt draws its context from all that no prompt continues with.
-    std::vector<size_t> others(first, order.end());
+    // From all but its own problem, so that it does not depend on how many prompts there are.
+    std::vector<size_t> others = order;
     SeededRandom own(request.seed, kProblemStream + 1 + i);
     own.Shuffle(&others);
+    std::erase(others, order[i]);
     EvalPrompt& prompt = prompts.emplace_back();
     prompt.id = fmt::format("gsm8k-{}", order[i]);
     prompt.context = SolvedProblems(model, problems, others, request.context_tokens);

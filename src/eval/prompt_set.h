@@ -38,7 +38,7 @@ bool HasChat(const Model& model);
 // may be empty: the FP16 hand-over's greedy one.
 //
 // kGsm8k: whole problems, "Question: ...\nAnswer: ...\n\n", as many as fit into the context; one continuation of kind
-// "continue", whose problem is in no context. One segment.
+// "continue", whose problem is not in it. One segment.
 // kFacts: a document whose sections fill the context to the token (runs of filler make up what is left), a segment
 // each, whose role is its title; some 10 continuations of kind "question" with short answers.
 // kReceivers: the same documents; some 10 continuations of kinds "question", "instruction" and "part" (roles: the

@@ -97,6 +97,7 @@ TEST_F(PromptSetTest, AnswersAreInTheContextOnly) {
   const auto prompts = Take(MakePromptSet(*model_, Request(PromptSet::kFacts, 4096)));
   for (const EvalPrompt& prompt : prompts) {
     EXPECT_EQ(prompt.continuations.size(), 10U);
+    const std::string context = Text(prompt.context);
     std::set<std::string> ids;
     for (const Continuation& continuation : prompt.continuations) {
       EXPECT_TRUE(ids.insert(continuation.id).second);
@@ -107,6 +108,7 @@ TEST_F(PromptSetTest, AnswersAreInTheContextOnly) {
       EXPECT_TRUE(turn.ends_with("?<|im_end|>\n<|im_start|>assistant\n")) << turn;
       ASSERT_FALSE(answer.empty());
       EXPECT_EQ(turn.find(answer), std::string::npos) << turn << answer;
+      EXPECT_NE(context.find(answer), std::string::npos) << turn << answer;
     }
   }
 }
@@ -138,6 +140,20 @@ TEST_F(PromptSetTest, ReceiversHaveInstructionsApartFromTurns) {
   }
 }
 
+// In a small document a part's question could well be another receiver's, whose anchors would tell its answer.
+TEST_F(PromptSetTest, NoTwoReceiversAskTheSame) {
+  PromptSetRequest request = Request(PromptSet::kReceivers, 1024);
+  request.prompts = 20;
+  for (const EvalPrompt& prompt : Take(MakePromptSet(*model_, request))) {
+    std::set<std::vector<int32_t>> turns;
+    for (const Continuation& continuation : prompt.continuations) {
+      if (!continuation.answer.empty()) {
+        EXPECT_TRUE(turns.insert(continuation.turn).second) << prompt.id << ": " << Text(continuation.turn);
+      }
+    }
+  }
+}
+
 TEST_F(PromptSetTest, TheSameRequestGivesTheSameTokens) {
   const auto contexts = [&](uint64_t seed, size_t count) {
     PromptSetRequest request = Request(PromptSet::kReceivers, 1024);
@@ -156,13 +172,14 @@ TEST_F(PromptSetTest, TheSameRequestGivesTheSameTokens) {
   EXPECT_NE(three[0], other[0]);
 }
 
-TEST_F(PromptSetTest, GsmContextsHaveNoProblemThatIsAsked) {
+TEST_F(PromptSetTest, GsmContextsHaveNotTheProblemThatIsAsked) {
   const PromptSetRequest request = Problems(40);
   const auto prompts = Take(MakePromptSet(*model_, request));
   ASSERT_EQ(prompts.size(), 3U);
   std::set<std::string> turns;
   for (const EvalPrompt& prompt : prompts) {
     CheckSegments(prompt);
+    EXPECT_EQ(Text(prompt.context).find(Text(prompt.continuations.at(0).turn)), std::string::npos);
     EXPECT_LE(prompt.context.size(), request.context_tokens);
     EXPECT_GT(prompt.context.size(), request.context_tokens - 60);  // less than a problem's tokens are left
     EXPECT_TRUE(Text(prompt.context).starts_with("Question: What is "));
@@ -171,13 +188,23 @@ TEST_F(PromptSetTest, GsmContextsHaveNoProblemThatIsAsked) {
     EXPECT_TRUE(Text(prompt.continuations[0].answer).starts_with(" It is more.\n#### "));
   }
   EXPECT_EQ(turns.size(), 3U);
-  for (const std::string& turn : turns) {
-    for (const EvalPrompt& prompt : prompts) EXPECT_EQ(Text(prompt.context).find(turn), std::string::npos);
+}
+
+TEST_F(PromptSetTest, MoreGsmPromptsLeaveThoseBeforeAsTheyAre) {
+  PromptSetRequest request = Problems(12);
+  const auto three = Take(MakePromptSet(*model_, request));
+  request.prompts = 12;  // as many as there are problems
+  const auto all = Take(MakePromptSet(*model_, request));
+  ASSERT_EQ(all.size(), 12U);
+  for (size_t i = 0; i < three.size(); ++i) {
+    EXPECT_EQ(all[i].id, three[i].id);
+    EXPECT_EQ(all[i].context, three[i].context);
+    EXPECT_EQ(all[i].continuations[0].turn, three[i].continuations[0].turn);
   }
 }
 
 TEST_F(PromptSetTest, WhatCannotBeIsRefused) {
-  EXPECT_EQ(MakePromptSet(*model_, Problems(3)).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(MakePromptSet(*model_, Problems(2)).status().code(), StatusCode::kInvalidArgument);
   PromptSetRequest small = Problems(40);
   small.context_tokens = 64;
   const std::string longer(80, 'x');  // a token a letter

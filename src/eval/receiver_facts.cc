@@ -1,11 +1,13 @@
 #include "eval/receiver_facts.h"
 
 #include <algorithm>
+#include <array>
+#include <memory>
 #include <utility>
 
+#include "eval/policy_seed.h"
 #include "policy/anchors.h"
 #include "policy/token_costs.h"
-#include "runtime/kv_state.h"
 #include "runtime/pack_text.h"
 
 namespace qkvshare {
@@ -30,7 +32,11 @@ Result<PackOptions> PackOptionsFor(const CardArm& arm, const EvalPrompt& prompt,
                                    const std::string& sender, const ReceiverFacts& facts) {
   PackOptions options = arm.pack;
   options.segments = prompt.segments;
-  if (arm.oracle) options.probe = facts.oracle;
+  options.policy_seed = PolicySeedFor(options.policy_seed, std::array{prompt.id, continuation.id});
+  if (arm.oracle) {
+    options.probe = facts.oracle.window;
+    options.probe_rows = facts.oracle.rows;
+  }
   if (arm.Uses(Feature::kPrior)) {
     QKV_RETURN_IF_ERROR(
         AddReader({continuation.id, 1}, continuation.roles, sender, prompt.context.size(), &options.segments));
@@ -44,15 +50,17 @@ Result<PackOptions> PackOptionsFor(const CardArm& arm, const EvalPrompt& prompt,
   return options;
 }
 
-Result<AttentionWindow> OracleWindow(Session* session, std::span<const int32_t> tokens) {
+Result<OracleQueries> FindOracleQueries(Session* session, std::span<const int32_t> tokens, size_t first) {
+  if (first + 1 >= tokens.size()) return Status(StatusCode::kInvalidArgument, "oracle: no prediction is scored");
   const size_t before = session->tokens().size();
   PrefillOptions prefill;
-  prefill.window = static_cast<uint32_t>(tokens.size());
-  QKV_RETURN_IF_ERROR(session->Prefill(tokens, prefill));
-  AttentionWindow window = session->window();
-  window.end = static_cast<uint32_t>(before);
+  prefill.window = static_cast<uint32_t>(tokens.size() - 1 - first);
+  QKV_RETURN_IF_ERROR(session->Prefill(tokens.first(tokens.size() - 1), prefill));
+  OracleQueries queries{session->window(), nullptr};
+  QKV_ASSIGN_OR_RETURN(KvState rows, session->TakeKv());
+  queries.rows = std::make_shared<const KvState>(std::move(rows));
   QKV_RETURN_IF_ERROR(session->Truncate(before));
-  return window;
+  return queries;
 }
 
 Result<ScoredWithAnchors> ScoreWithAnchors(Session* session, std::span<const int32_t> tokens, size_t own) {

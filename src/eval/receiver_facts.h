@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,14 +14,21 @@
 #include "policy/attention_window.h"
 #include "qkvshare/status.h"
 #include "quant/anchor.h"
+#include "runtime/kv_state.h"
 #include "runtime/sender.h"
 #include "runtime/session.h"
 
 namespace qkvshare {
 
+// Queries of a continuation, and all that they see: rows of the context, then of the continuation.
+struct OracleQueries {
+  AttentionWindow window;
+  std::shared_ptr<const KvState> rows;
+};
+
 struct ReceiverFacts {
   AttentionWindow probe;        // of its instruction; empty: it has none
-  AttentionWindow oracle;       // of all that it reads and says
+  OracleQueries oracle;         // of all predictions that are scored
   std::vector<Anchor> anchors;  // of the receiver before it; empty: there is none
 };
 
@@ -31,9 +39,11 @@ struct ReceiverFacts {
 Result<PackOptions> PackOptionsFor(const CardArm& arm, const EvalPrompt& prompt, const Continuation& continuation,
                                    const std::string& sender, const ReceiverFacts& facts);
 
-// All queries of these tokens over what the session (sequence 0) holds; afterwards it is as before, but for its window
-// and logits. Errors as Session::Prefill.
-Result<AttentionWindow> OracleWindow(Session* session, std::span<const int32_t> tokens);
+// Queries of the tokens from `first` on but for the last, which predicts nothing that is scored: of every prediction
+// that is. They see each other, so that weights are shares of all that they look at. Before these tokens comes what the
+// session (sequence 0) holds; afterwards it is as before, but for its window and logits. kInvalidArgument where there
+// is no such token; errors as Session::Prefill, Session::TakeKv.
+Result<OracleQueries> FindOracleQueries(Session* session, std::span<const int32_t> tokens, size_t first);
 
 // ScoreTokens with the session's queries kept, and the anchors that a card of these tokens would have, as far as they
 // are of what came before: of the last `own` tokens (at most kWindowTokens of them), every eighth, or more where there

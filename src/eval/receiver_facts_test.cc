@@ -34,7 +34,7 @@ TEST_F(ReceiverFactsTest, AnArmIsToldWhatItsFeaturesAskFor) {
   Continuation part{"b", "part", {1}, {2}, {3}, {"facts"}}, all{"a", "question", {1}, {2}, {3}, {}};
   ReceiverFacts facts;
   facts.probe.last_visible = {20};
-  facts.oracle.last_visible = {20, 21, 22};
+  facts.oracle.window.last_visible = {20, 21, 22};
   facts.anchors = {{7, 0.5F}};
   const auto options = [&](const char* arm, const Continuation& continuation) {
     return Take(PackOptionsFor(Arm(arm), prompt, continuation, "sender", facts));
@@ -61,23 +61,30 @@ TEST_F(ReceiverFactsTest, AnArmIsToldWhatItsFeaturesAskFor) {
             StatusCode::kInvalidArgument);
 }
 
-TEST_F(ReceiverFactsTest, AnOracleSeesAllQueriesOverTheContext) {
+TEST_F(ReceiverFactsTest, AnOracleHasTheQueriesOfScoredPredictions) {
   Prefill(session_.get(), context_);
-  const AttentionWindow oracle = Take(OracleWindow(session_.get(), turn_));
-  EXPECT_EQ(oracle.queries(), turn_.size());
-  EXPECT_EQ(oracle.end, context_.size());
-  EXPECT_EQ(oracle.last_visible.front(), context_.size());
+  const OracleQueries oracle = Take(FindOracleQueries(session_.get(), turn_, 5));
+  ASSERT_EQ(oracle.window.queries(), turn_.size() - 6);
+  EXPECT_EQ(oracle.window.last_visible.front(), context_.size() + 5);
+  EXPECT_EQ(oracle.window.last_visible.back(), context_.size() + turn_.size() - 2);
+  EXPECT_EQ(oracle.rows->tokens(), context_.size() + turn_.size() - 1);
   EXPECT_EQ(session_->tokens(), context_);
-  // What it is for: a card that goes by them.
+  EXPECT_EQ(FindOracleQueries(session_.get(), turn_, turn_.size() - 1).status().code(), StatusCode::kInvalidArgument);
+  // What it is for: a card that goes by them, by shares of all that they see.
   PackOptions options;
   options.policy = Policy::kTopology;
   options.alpha = 0;
   options.features = *ParseFeatures("attention,probe");
   options.code_bits = 3;
-  options.probe = oracle;
+  options.probe = oracle.window;
+  options.probe_rows = oracle.rows;
   PackTimes times;
-  session_->SetWindow(oracle, 0);
+  PrefillOptions own;
+  own.window = 8;
+  session_->Clear();
+  ASSERT_TRUE(session_->Prefill(context_, own).ok());
   const Card card = Take(Card::FromBytes(Take(PackSession(*session_, options, &times)).Bytes()));
+  EXPECT_EQ(card.tokens(), context_.size());
   EXPECT_EQ(card.info().features, (std::vector<std::string>{"attention", "probe"}));
 }
 

@@ -115,7 +115,27 @@ Receiver PartOf(const FactsSection& section, std::string_view instruction, std::
   return {"part", WithTitle(instruction, section.title), std::move(turn), std::move(answer), section.title};
 }
 
-std::vector<Receiver> MakeParts(const std::vector<FactsSection>& sections, SeededRandom* random) {
+// A question of one section that nobody asks yet: of a section that is drawn, or of the next that has one; none where
+// all are asked.
+std::vector<Receiver> MakePartQuestion(const std::vector<FactsSection>& sections, std::span<const Receiver> asked,
+                                       std::string_view instruction, SeededRandom* random) {
+  const size_t first = random->Below(sections.size());
+  for (size_t i = 0; i < sections.size(); ++i) {
+    const FactsSection& section = sections[(first + i) % sections.size()];
+    std::vector<const FactsSentence*> facts = FactsOf(section);
+    std::erase_if(facts, [&](const FactsSentence* fact) {
+      return std::any_of(asked.begin(), asked.end(),
+                         [&](const Receiver& other) { return other.turn == fact->question; });
+    });
+    if (facts.empty()) continue;
+    const FactsSentence& fact = *facts[random->Below(facts.size())];
+    return {PartOf(section, instruction, fact.question, fact.answer)};
+  }
+  return {};
+}
+
+std::vector<Receiver> MakeParts(const std::vector<FactsSection>& sections, std::span<const Receiver> asked,
+                                SeededRandom* random) {
   std::vector<Receiver> parts;
   const auto instructions = Shuffled<std::string_view>(kPartInstructions, random);
   const auto tasks = Shuffled<std::string_view>(kTasksOfPart, random);
@@ -123,10 +143,8 @@ std::vector<Receiver> MakeParts(const std::vector<FactsSection>& sections, Seede
     const FactsSection& section = sections[random->Below(sections.size())];
     parts.push_back(PartOf(section, instructions[i], std::string(tasks[i]), ""));
   }
-  const FactsSection& section = sections[random->Below(sections.size())];
-  const auto facts = FactsOf(section);
-  const FactsSentence& fact = *facts[random->Below(facts.size())];
-  parts.push_back(PartOf(section, instructions[kPartTasks], fact.question, fact.answer));
+  const auto question = MakePartQuestion(sections, asked, instructions[kPartTasks], random);
+  parts.insert(parts.end(), question.begin(), question.end());
   return parts;
 }
 
@@ -158,7 +176,7 @@ std::vector<Receiver> MakeReceivers(const std::vector<FactsSection>& sections, S
     const std::string& title = sections[random->Below(sections.size())].title;
     receivers.push_back({"instruction", std::string(tasks[i].instruction), WithTitle(tasks[i].turn, title), "", ""});
   }
-  const auto parts = MakeParts(sections, random);
+  const auto parts = MakeParts(sections, receivers, random);
   receivers.insert(receivers.end(), parts.begin(), parts.end());
   return receivers;
 }

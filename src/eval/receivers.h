@@ -22,7 +22,8 @@ struct Receiver {
 std::vector<Receiver> MakeQuestions(const std::vector<FactsSection>& sections, size_t count, SeededRandom* random);
 
 // Ten receivers: four with a question each, three with a task for all of the text, three for one section: two tasks and
-// a question. Fewer where there are not that many facts. Instructions differ between the receivers of a document.
+// a question. Fewer where there are not that many facts. Instructions and questions differ between the receivers of a
+// document.
 std::vector<Receiver> MakeReceivers(const std::vector<FactsSection>& sections, SeededRandom* random);
 
 }  // namespace qkvshare

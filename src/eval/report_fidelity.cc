@@ -99,9 +99,10 @@ ReportSection SectionOf(const std::string& title, const FidelitySummary& summary
   section.title = "Fidelity: " + title;
   section.html = PlotKey(plot) + PlotSvg(plot) + HtmlNote(front);
   const std::vector<TextTable> tables = FidelityTables(summary);
+  const size_t open = rows.size() > 1 ? 1 + rows.front().against.size() : 1;  // those of all kinds
   for (size_t i = 0; i < tables.size(); ++i) {
-    section.html += i == 0 ? fmt::format("<h3>{}</h3>\n", HtmlText(tables[i].title)) + HtmlTable(tables[i])
-                           : FoldedTable(tables[i]);
+    section.html += i < open ? fmt::format("<h3>{}</h3>\n", HtmlText(tables[i].title)) + HtmlTable(tables[i])
+                             : FoldedTable(tables[i]);
     section.markdown += MarkdownTable(tables[i]) + "\n";
   }
   section.markdown += front + "\n";

@@ -57,6 +57,20 @@ Result<PlanCosts> UniformCosts(const PlanInput& input, const PlanRequest& reques
   return equal;
 }
 
+// Of the tokens to pack, by what the probe's queries see.
+Result<TokenCosts> ProbeCosts(const PlanInput& input, const CostOptions& options) {
+  const KvView& rows = input.transfer.probe_rows;
+  const KvView& seen = rows.tokens > 0 ? rows : input.kv;
+  if (seen.tokens < input.kv.tokens) {
+    return Status(StatusCode::kInvalidArgument, "plan: the probe's queries see fewer rows than there are to pack");
+  }
+  QKV_ASSIGN_OR_RETURN(MeasuredCosts measured, MeasureTokenCosts(seen, input.profiles, input.transfer.probe, options));
+  for (auto* sides : {&measured.costs.keys, &measured.costs.values}) {
+    for (std::vector<double>& width : *sides) width.resize(input.kv.tokens);
+  }
+  return std::move(measured.costs);
+}
+
 Result<PlanCosts> MeasureScoredCosts(const PlanInput& input, const PlanRequest& request) {
   if (input.token_ids.size() != input.kv.tokens) {
     return Status(StatusCode::kInvalidArgument, "plan: not one token id a row of the cache");
@@ -76,9 +90,8 @@ Result<PlanCosts> MeasureScoredCosts(const PlanInput& input, const PlanRequest& 
                        MakeScore(score_input, features, topology, request.alpha, request.limits.fixed));
   if (score.used.Has(Feature::kProbe)) {
     options.attention = true;
-    QKV_ASSIGN_OR_RETURN(const MeasuredCosts probe,
-                         MeasureTokenCosts(input.kv, input.profiles, input.transfer.probe, options));
-    measured.costs = MixTokenCosts(measured.costs, probe.costs, request.alpha);
+    QKV_ASSIGN_OR_RETURN(const TokenCosts probe, ProbeCosts(input, options));
+    measured.costs = MixTokenCosts(measured.costs, probe, request.alpha);
   }
   ScaleTokenCosts(score.multiplier, &measured.costs);
   return PlanCosts{std::move(measured.costs), score.used.Names(), MakeAnchors(measured.attention)};

@@ -271,6 +271,38 @@ TEST(MakePlan, ReadersAndAnchorsMoveBits) {
   EXPECT_EQ(scene.Make(request)->features, (std::vector<std::string>{"attention", "anchors"}));
 }
 
+// A probe's queries look at their own tokens too, if these are there: what they give those is not the context's.
+TEST(MakePlan, ProbeRowsTakeTheirShareButNoBits) {
+  Scene scene(3);
+  constexpr size_t kOwn = Scene::kQueries;
+  const KvView all = scene.cache.view();
+  KvView context = all;
+  context.tokens = Scene::kTokens - kOwn;
+  PlanRequest request = scene.Request(Policy::kTopology, 3);
+  request.alpha = 0;
+  request.features = *ParseFeatures("attention,probe");
+  AttentionWindow own = scene.window;
+  own.end = static_cast<uint32_t>(context.tokens);
+  scene.token_ids.resize(context.tokens);
+  Transferability transfer;
+  transfer.probe = scene.held_out;
+  const PlanInput input{context, scene.profiles, own, scene.token_ids, {}, transfer};
+  EXPECT_EQ(MeasurePlanCosts(input, request).status().code(), StatusCode::kInvalidArgument);  // they see too much
+  transfer.probe_rows = all;
+  const Result<PlanCosts> measured = MeasurePlanCosts(input, request);
+  ASSERT_TRUE(measured) << measured.status().message();
+  ASSERT_EQ(measured->costs.tokens(), context.tokens);
+  const Result<MeasuredCosts> expected = MeasureTokenCosts(all, scene.profiles, scene.held_out, {});
+  ASSERT_TRUE(expected);
+  const double scale = measured->costs.keys[0][10] / expected->costs.keys[0][10];
+  for (size_t t = 0; t < context.tokens; ++t) {
+    EXPECT_NEAR(measured->costs.values[0][t], scale * expected->costs.values[0][t], 1e-9);
+    EXPECT_NEAR(measured->costs.keys[1][t], scale * expected->costs.keys[1][t], 1e-9);
+  }
+  transfer.probe_rows.tokens = context.tokens - 1;
+  EXPECT_EQ(MeasurePlanCosts(input, request).status().code(), StatusCode::kInvalidArgument);
+}
+
 TEST(MakePlan, RefusesWhatItCannotHave) {
   Scene scene(1);
   const auto refused = [&](const PlanRequest& request, const std::string& says) {

@@ -7,6 +7,7 @@
 
 #include "policy/attention_window.h"
 #include "quant/anchor.h"
+#include "quant/kv_view.h"
 
 namespace qkvshare {
 
@@ -24,6 +25,9 @@ struct Transferability {
   // Queries of a receiver over the sender's cache, such as those of its instruction: a direct measurement of what it
   // will look at. Empty: there are none.
   AttentionWindow probe{};
+  // What these queries see where it is more than the rows to pack: those, then more of the same layers. A weight is
+  // then a share of all that its query looks at. Without tokens: the rows to pack alone.
+  KvView probe_rows{};
 };
 
 // Feature `prior` (the paper's role prior of a segment). A token's value is the sum over the readers of its segment of

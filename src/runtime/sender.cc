@@ -158,6 +158,7 @@ Transferability TransferabilityOf(const CardContent& content, const PackOptions&
       transfer.anchors.push_back({anchor.token - content.first_token, anchor.weight});
   }
   transfer.probe = options.probe;
+  if (options.probe_rows != nullptr) transfer.probe_rows = options.probe_rows->view();
   return transfer;
 }
 

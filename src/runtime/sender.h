@@ -45,6 +45,8 @@ struct PackOptions {
   std::vector<TokenPrediction> predictions;
   std::vector<Anchor> anchors;
   AttentionWindow probe;
+  // Rows that the probe's queries see: those to pack, then their own. Null: those to pack alone.
+  std::shared_ptr<const KvState> probe_rows;
 };
 
 struct PackTimes {
