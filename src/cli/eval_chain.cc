@@ -32,6 +32,7 @@ constexpr const char* kExample =
     "  f16                       the sequence goes on in llama.cpp's F16 cache\n"
     "  text                      the conversation is prefilled again in each hop\n"
     "  POLICY@BITS[,KEY=VALUE]   a card of each hop, attached: uniform@4, topology@3.25,alpha=0.3\n"
+    "  exact                     the same in FP16: the path alone\n"
     "  requantized@BITS          one card of everything, packed anew in each hop\n"
     "  cache:K/V                 the sequence goes on in a cache of these types: cache:q8_0/q4_0\n\n"
     "Example:\n  qkvshare eval chain -m qwen2.5-coder-1.5b --problems test.jsonl --examples train.jsonl --count 150 "

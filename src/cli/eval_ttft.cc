@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/amounts.h"
 #include "base/file.h"
 #include "card/card.h"
 #include "cli/eval.h"
@@ -98,6 +99,8 @@ Status RunTtft(const TtftFlags& flags) {
                  [&](const TtftLine& line) { return line.depth == depth; });
     PrintTtft(lines);
   }
+  fmt::print("the first context for attached cards, with its self-test and check of the layout: {}, not in any line\n",
+             FormatUs(report.first_context_us));
   for (const auto& [way, why] : report.header["left_out"].items())
     fmt::print("without {}: {}\n", way, why.get<std::string>());
   return {};

@@ -2,24 +2,18 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
 
 #include "cli/terminal.h"
 
 namespace qkvshare::cli {
 namespace {
 
-size_t Less(size_t bytes, size_t other) { return bytes - std::min(bytes, other); }
-
-// Beside the model's.
-size_t PrivateOf(const MemoryLine& line) { return Less(line.private_bytes, line.model_private_bytes); }
-
-// What the context takes of it: what is more than without the context.
 std::string ContextText(const MemoryReport& report, const MemoryLine& line) {
-  const MemoryLine* empty = report.Find(line.shape, MemoryContentName(MemoryContent::kEmpty), line.number);
-  if (empty == nullptr || empty == &line) return "";
-  return FormatBytes(Less(PrivateOf(line), PrivateOf(*empty)));
+  const std::optional<int64_t> context = ContextOf(report.lines, line);
+  return context ? SignedBytes(*context) : "";
 }
 
 void PrintAgents(const MemoryReport& report) {
@@ -28,9 +22,8 @@ void PrintAgents(const MemoryReport& report) {
   for (const MemoryLine& line : report.lines) {
     if (line.shape == kHopShape) continue;
     fmt::print("  {:<10}  {:<6}  {:>6}  {:>9}  {:>9}  {:>9}  {:>9}  {:>9}\n", line.shape, line.content, line.number,
-               FormatBytes(PrivateOf(line)), ContextText(report, line),
-               FormatBytes(Less(line.peak_private_bytes, line.model_private_bytes)), FormatBytes(line.shared_bytes),
-               line.taken_bytes > 0 ? FormatBytes(line.taken_bytes) : "");
+               SignedBytes(HeldOf(line)), ContextText(report, line), SignedBytes(PeakOf(line)),
+               FormatBytes(line.shared_bytes), line.taken_bytes > 0 ? FormatBytes(line.taken_bytes) : "");
   }
   fmt::print(
       "  contexts: one process, a context of llama.cpp each; sequences: one context for all; processes: one each\n"
@@ -45,8 +38,8 @@ void PrintHops(const MemoryReport& report) {
   for (const MemoryLine& line : report.lines) {
     if (line.shape != kHopShape) continue;
     fmt::print("  {:<6}  {:>3}  {:>6}  {:>9}  {:>9}  {:>9}  {:>9}\n", line.content, line.number, line.tokens,
-               FormatBytes(PrivateOf(line)), FormatBytes(Less(line.peak_private_bytes, line.model_private_bytes)),
-               FormatBytes(line.taken_bytes), FormatBytes(line.handed_bytes));
+               SignedBytes(HeldOf(line)), SignedBytes(PeakOf(line)), FormatBytes(line.taken_bytes),
+               FormatBytes(line.handed_bytes));
   }
   fmt::print("  taken: files with all that came before; handed on: a card of the hop's own tokens, or a whole state\n");
 }

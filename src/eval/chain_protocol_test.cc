@@ -26,8 +26,10 @@ class ChainProtocolTest : public SessionTest {
     std::vector<GsmProblem> problems;
     for (size_t i = 0; i < count; ++i) {
       const std::string number = std::to_string(i + 1);
-      problems.push_back(
-          {"How many " + name + " are " + number + "?", "They are " + number + ".\n#### " + number, number});
+      problems.push_back({"How many " + name + " are " + number + "?",
+                          "They are " + number + " + 0 = " + number + ".\n#### " + number,
+                          number,
+                          {number + "+0=" + number}});
     }
     return problems;
   }
@@ -63,8 +65,10 @@ TEST_F(ChainProtocolTest, AsksEachProblemOfAllAgentsAfterTheSameExamples) {
       EXPECT_EQ(chain.messages[i + 1].role, "assistant");
       EXPECT_NE(chain.messages[i + 1].content.find("\n#### "), std::string::npos);
       // Then what a further agent is asked, answered in the same form.
-      EXPECT_EQ(chain.messages[i + 2].content, chain.turns[i / 4]);
-      EXPECT_EQ(chain.messages[i + 3].content, chain.messages[i + 1].content);
+      EXPECT_TRUE(chain.messages[i + 2].content.starts_with(chain.turns[i / 4].substr(0, 30)));
+      EXPECT_NE(chain.messages[i + 3].content.find("\n#### "), std::string::npos);
+      // It is not copied from the first answer.
+      EXPECT_NE(chain.messages[i + 3].content, chain.messages[i + 1].content);
     }
     EXPECT_NE(chain.messages[1].content, chain.messages[5].content);
     EXPECT_EQ(chain.messages[9].role, "user");
@@ -75,8 +79,16 @@ TEST_F(ChainProtocolTest, AsksEachProblemOfAllAgentsAfterTheSameExamples) {
     ASSERT_EQ(chain.turns.size(), 4U);
     EXPECT_EQ(std::set<std::string>(chain.turns.begin(), chain.turns.end()).size(), 4U);
     for (const std::string& turn : chain.turns) EXPECT_NE(turn.find("the same form"), std::string::npos);
+    // Who solves on its own reads the problem again.
+    EXPECT_TRUE(chain.turns[1].ends_with("\n\n" + chain.messages[9].content)) << chain.turns[1];
+    EXPECT_TRUE(chain.messages[7].content.ends_with("\n\n" + chain.messages[5].content));
   }
   EXPECT_EQ(ids.size(), 6U);
+  // The checker's example has a slip in the first answer, which the checker corrects.
+  const std::vector<ChatMessage>& shown = set.request.chains[0].messages;
+  const auto number = [](const std::string& text) { return text.substr(text.rfind(' ') + 1); };
+  EXPECT_NE(number(shown[2].content), number(shown[4].content));
+  EXPECT_EQ(number(shown[6].content), number(shown[8].content));
   EXPECT_EQ(set.request.generate.sampling.temp, 0);
   EXPECT_EQ(set.request.generate.stop_line, "####");
 }

@@ -6,6 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "base/amounts.h"
+
 namespace qkvshare {
 namespace {
 
@@ -25,15 +27,18 @@ std::string AccuracyText(const ChainHopRow& hop) {
 TextTable ArmTable(const ChainSummary& summary) {
   TextTable table;
   table.title = fmt::format("Right answers to problems of GSM8K after each hop, {}", summary.model);
-  table.heads = {"arm", "bits", "in all", "bytes a token", "problems", "truncated", "unmarked"};
+  table.heads = {"arm", "bits", "in all", "bytes a token", "a chain", "problems", "truncated", "unmarked"};
   for (size_t hop = 0; hop < summary.hops; ++hop) table.heads.push_back(fmt::format("hop {}", hop + 1));
-  table.note = "Intervals of 95% (Wilson).";
+  table.note = "Intervals of 95% (Wilson). A chain: bytes of all cards that it hands on.";
+  if (!SameProblems(summary))
+    table.note += " Not all arms are done: their shares are of other problems; compare arms by the tables of pairs.";
   for (const ChainArmRow& arm : summary.arms) {
     Row row = {
         arm.arm,
         Known(arm.code_bits, 2),
         Known(arm.total_bits, 2),
         Known(arm.token_bytes, 0),
+        arm.chain_bytes == 0 ? "-" : FormatBytes(static_cast<uint64_t>(arm.chain_bytes)),
         arm.chains == arm.planned ? std::to_string(arm.chains) : fmt::format("{} of {}", arm.chains, arm.planned),
         Percent(arm.truncated, arm.answers),
         Percent(arm.unmarked, arm.answers)};
@@ -68,7 +73,7 @@ TextTable PairTable(const ChainSummary& summary, const std::string& against) {
   }
   table.note =
       "+ right where it is wrong, - wrong where it is right; p of the exact McNemar test, (by Holm over the arms of a "
-      "hop).";
+      "hop, not over hops).";
   return table;
 }
 
@@ -117,6 +122,7 @@ Json ChainJson(const ChainSummary& summary) {
                     {"code_bits", arm.code_bits},
                     {"total_bits", arm.total_bits},
                     {"token_bytes", arm.token_bytes},
+                    {"chain_bytes", arm.chain_bytes},
                     {"unmarked", arm.unmarked},
                     {"truncated", arm.truncated},
                     {"hops", HopsJson(arm)}});

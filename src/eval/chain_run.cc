@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/hash.h"
+#include "eval/cache_round_trip.h"
 #include "eval/chain_summary.h"
 #include "eval/final_answer.h"
 #include "eval/hop_header.h"
@@ -18,11 +19,13 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-size_t ChannelsOf(const Session& session) {
-  size_t channels = 0;
-  for (const LayerShape& shape : session.state_layout().shapes)
-    channels += size_t{shape.kv_heads} * (size_t{shape.key_dim} + shape.value_dim);
-  return channels;
+// Of a token in the context's own cache.
+void AddCacheSize(const Session& session, Json* header) {
+  const CacheSize size =
+      SizeInCache(session.state_layout().shapes, session.cache_type_k(), session.cache_type_v(), /*tokens=*/1);
+  (*header)["cache_token_bytes"] = size.bytes;
+  (*header)["cache_code_bits"] = size.code_bits;
+  (*header)["cache_total_bits"] = size.total_bits;
 }
 
 // The input's digest is of what is asked; this one is of what is right.
@@ -58,7 +61,7 @@ Status RunChainArm(const Model& model, const ChainSet& set, const ChainArm& arm,
     (*header)["task"] = kChainTask;
     (*header)["arm"] = arm.name;
     (*header)["expected"] = DigestOfExpected(set);
-    (*header)["channels"] = ChannelsOf(*session);
+    AddCacheSize(*session, header);
   };
   request.add_to_line = [&](const HopRecord& record, Json* line) {
     const double expected = set.expected.at(record.chain);

@@ -81,8 +81,11 @@ TEST_F(ChainRunTest, EveryArmAnswersEachProblemInEachHop) {
     const Results results = Take(ReadResults(files.back(), kHopKind));
     EXPECT_EQ(results.header.at("arm"), Take(ParseChainArm(arm)).name);
     EXPECT_EQ(results.header.at("task"), "gsm8k");
-    // 2 layers with 2 heads of 64 keys and 64 values.
-    EXPECT_EQ(results.header.at("channels"), 2 * 2 * 128);
+    // 2 layers with 2 heads of 64 keys and 64 values; blocks of 32 with a scale of 16 bits.
+    const bool f16 = arm != "cache:q8_0";
+    EXPECT_EQ(results.header.at("cache_token_bytes"), f16 ? 2 * 2 * 128 * 2 : 2 * 2 * 4 * 34);
+    EXPECT_EQ(results.header.at("cache_code_bits"), f16 ? 16 : 8);
+    EXPECT_EQ(results.header.at("cache_total_bits"), f16 ? 16 : 8.5);
     ASSERT_EQ(results.lines.size(), 3U * 3U);
     for (size_t i = 0; i < results.lines.size(); ++i) {
       const nlohmann::ordered_json& line = results.lines[i];

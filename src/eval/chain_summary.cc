@@ -9,7 +9,6 @@
 
 #include "eval/hop_header.h"
 #include "eval/result_file.h"
-#include "runtime/cache_type.h"
 
 namespace qkvshare {
 namespace {
@@ -21,7 +20,8 @@ Status Invalid(std::string what) { return {StatusCode::kInvalidArgument, std::mo
 
 // What makes an arm.
 bool IsOfTheArm(const std::string& key) {
-  for (const char* name : {"arm", "hand_over", "probe", "packs", "cache_type_k", "cache_type_v"}) {
+  for (const char* name : {"arm", "hand_over", "probe", "packs", "cache_type_k", "cache_type_v", "cache_token_bytes",
+                           "cache_code_bits", "cache_total_bits"}) {
     if (key == name) return true;
   }
   return false;
@@ -39,13 +39,6 @@ Status CheckSameRun(const std::string& path, const Json& header, const std::stri
   return header.size() == first.size() ? Status() : refuse("one says more of its run than the other");
 }
 
-double BitsOf(const std::string& cache_type) {
-  const Result<CacheType> type = CacheTypeFromName(cache_type);
-  if (!type) return 0;
-  const size_t values = BlockValues(*type);
-  return 8 * static_cast<double>(CacheRowBytes(*type, values)) / static_cast<double>(values);
-}
-
 ChainResults ReadHeader(const Json& header) {
   ChainResults results;
   header.at("arm").get_to(results.arm);
@@ -53,9 +46,11 @@ ChainResults ReadHeader(const Json& header) {
   header.at("model_fingerprint").get_to(results.model_fingerprint);
   header.at("hops").get_to(results.hops);
   header.at("chains").get_to(results.chains);
-  header.at("channels").get_to(results.channels);
-  if (header.at("hand_over") == HandOverName(HandOver::kSequence))
-    results.cache_bits = (BitsOf(header.at("cache_type_k")) + BitsOf(header.at("cache_type_v"))) / 2;
+  if (header.at("hand_over") == HandOverName(HandOver::kSequence)) {
+    header.at("cache_code_bits").get_to(results.cache_code_bits);
+    header.at("cache_total_bits").get_to(results.cache_total_bits);
+    header.at("cache_token_bytes").get_to(results.cache_token_bytes);
+  }
   return results;
 }
 
@@ -94,18 +89,26 @@ Result<Results> ReadChainFile(const std::string& path) {
   return file;
 }
 
-// Chains of which there is every hop.
-size_t WholeChains(const ChainResults& results) {
-  std::map<std::string, size_t> hops;
-  for (const ChainAnswer& answer : results.answers) ++hops[answer.chain];
-  return static_cast<size_t>(
-      std::count_if(hops.begin(), hops.end(), [&](const auto& chain) { return chain.second == results.hops; }));
+// Chains of which there is every hop, and the bytes of their cards.
+void CountWholeChains(const ChainResults& results, ChainArmRow* row) {
+  std::map<std::string, std::pair<size_t, size_t>> chains;  // hops, bytes
+  for (const ChainAnswer& answer : results.answers) {
+    ++chains[answer.chain].first;
+    chains[answer.chain].second += answer.card_bytes;
+  }
+  for (const auto& [chain, sums] : chains) {
+    if (sums.first != results.hops) continue;
+    ++row->chains;
+    row->chain_bytes += static_cast<double>(sums.second);
+  }
+  if (row->chains > 0) row->chain_bytes /= static_cast<double>(row->chains);
 }
 
 void SumHandedOn(const ChainResults& results, ChainArmRow* row) {
-  if (results.cache_bits > 0) {
-    row->code_bits = row->total_bits = results.cache_bits;
-    row->token_bytes = results.cache_bits / 8 * static_cast<double>(results.channels);
+  if (results.cache_total_bits > 0) {
+    row->code_bits = results.cache_code_bits;
+    row->total_bits = results.cache_total_bits;
+    row->token_bytes = results.cache_token_bytes;
     return;
   }
   double tokens = 0;
@@ -123,7 +126,6 @@ void SumHandedOn(const ChainResults& results, ChainArmRow* row) {
 ChainArmRow RowOf(const ChainResults& results) {
   ChainArmRow row;
   row.arm = results.arm;
-  row.chains = WholeChains(results);
   row.planned = results.chains;
   row.hops.resize(results.hops);
   for (const ChainAnswer& answer : results.answers) {
@@ -139,6 +141,7 @@ ChainArmRow RowOf(const ChainResults& results) {
     row.unmarked += hop.unmarked;
     row.truncated += hop.truncated;
   }
+  CountWholeChains(results, &row);
   SumHandedOn(results, &row);
   return row;
 }
@@ -202,6 +205,18 @@ Result<std::vector<ChainResults>> ReadChainResults(std::span<const std::string> 
     all.push_back(std::move(results));
   }
   return all;
+}
+
+size_t MostChains(const ChainSummary& summary) {
+  size_t most = 0;
+  for (const ChainArmRow& arm : summary.arms) most = std::max(most, arm.chains);
+  return most;
+}
+
+bool SameProblems(const ChainSummary& summary) {
+  const size_t most = MostChains(summary);
+  return std::all_of(summary.arms.begin(), summary.arms.end(),
+                     [most](const ChainArmRow& arm) { return arm.chains == most; });
 }
 
 Result<ChainSummary> SummarizeChains(std::span<const ChainResults> results, std::span<const std::string> against) {

@@ -29,8 +29,8 @@ struct ChainAnswer {
 struct ChainResults {
   std::string arm, model, model_fingerprint;
   size_t hops = 0, chains = 0;  // that there will be
-  double cache_bits = 0;        // a channel of the context's own cache; 0: cards or text are handed on
-  size_t channels = 0;          // of a token
+  // Of the context's own cache, a channel and a token; 0: cards or text are handed on.
+  double cache_code_bits = 0, cache_total_bits = 0, cache_token_bytes = 0;
   std::vector<ChainAnswer> answers;
 };
 
@@ -54,6 +54,7 @@ struct ChainArmRow {
   size_t answers = 0, unmarked = 0, truncated = 0;  // of all hops
   // Handed on: of all cards, each by its channels, or of the cache. 0: not known (text, one hop).
   double code_bits = 0, total_bits = 0, token_bytes = 0;
+  double chain_bytes = 0;  // of all cards of a chain, the mean over those that are done; 0: there are no cards
 };
 
 // One arm and the one that it is compared with, at one hop, on the problems that both have.
@@ -70,6 +71,11 @@ struct ChainSummary {
   std::vector<ChainArmRow> arms;
   std::vector<ChainPair> pairs;  // by `against`, then arm, then hop
 };
+
+// Chains that are done in the arm that has most: all arms take them in one order.
+size_t MostChains(const ChainSummary& summary);
+// Whether all arms have as many, so that their shares are of the same problems.
+bool SameProblems(const ChainSummary& summary);
 
 // against: arms that all others are compared with; empty: the first. kInvalidArgument: no results, or an arm that there
 // is not (which there are).

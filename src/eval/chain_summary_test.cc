@@ -110,6 +110,7 @@ TEST(ChainSummaryTest, WeighsCardsByTheirTokens) {
   EXPECT_DOUBLE_EQ(row.code_bits, 4);
   EXPECT_NEAR(row.total_bits, 4.4, 1e-12);
   EXPECT_NEAR(row.token_bytes, 15, 1e-12);
+  EXPECT_NEAR(row.chain_bytes, 3000, 1e-12);  // of both chains
 }
 
 TEST(ChainSummaryTest, RefusesArmsThatAreNotThere) {
@@ -141,6 +142,14 @@ TEST(ChainReportTest, SaysTheSameAsTextMarkdownAndJson) {
   EXPECT_EQ(json.at("pairs")[1].at("losses"), 2);
 }
 
+TEST(ChainReportTest, SaysWhereArmsAreNotDone) {
+  const ChainResults whole = Arm("f16", {"RR", "RR"});
+  const std::string unlike = ChainText(*SummarizeChains(std::vector{whole, Arm("text", {"RR"})}, {}));
+  EXPECT_NE(unlike.find("Not all arms are done"), std::string::npos) << unlike;
+  const std::string alike = ChainText(*SummarizeChains(std::vector{whole, Arm("text", {"RR", "WR"})}, {}));
+  EXPECT_EQ(alike.find("Not all arms are done"), std::string::npos) << alike;
+}
+
 class ChainFilesTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -150,10 +159,10 @@ class ChainFilesTest : public testing::Test {
   void TearDown() override { std::filesystem::remove_all(folder_); }
 
   static Json Header(const std::string& arm) {
-    return {{"qkvshare_hops", 3},    {"input", "12"},         {"chains", 2},        {"hops", 1},
-            {"hand_over", "cards"},  {"packs", {arm}},        {"model", "a model"}, {"model_fingerprint", "34"},
-            {"cache_type_k", "f16"}, {"cache_type_v", "f16"}, {"task", "gsm8k"},    {"arm", arm},
-            {"channels", 512}};
+    return {{"qkvshare_hops", 3},        {"input", "12"},         {"chains", 2},           {"hops", 1},
+            {"hand_over", "cards"},      {"packs", {arm}},        {"model", "a model"},    {"model_fingerprint", "34"},
+            {"cache_type_k", "f16"},     {"cache_type_v", "f16"}, {"task", "gsm8k"},       {"arm", arm},
+            {"cache_token_bytes", 1024}, {"cache_code_bits", 16}, {"cache_total_bits", 16}};
   }
   static Json Line(const std::string& chain) {
     return {{"chain", chain},    {"hop", 0},        {"right", true},    {"marked", true},   {"truncated", false},
@@ -178,6 +187,9 @@ TEST_F(ChainFilesTest, AreReadWholeOrNot) {
   cache["hand_over"] = "sequence";
   cache["cache_type_k"] = "q8_0";
   cache["cache_type_v"] = "q4_0";
+  cache["cache_token_bytes"] = 416;
+  cache["cache_code_bits"] = 6;
+  cache["cache_total_bits"] = 6.5;
   const std::vector<std::string> paths = {Write("a.jsonl", {Header("uniform@4"), Line("x"), Line("y")}),
                                           Write("b.jsonl", {cache, Line("x")})};
   const Result<std::vector<ChainResults>> all = ReadChainResults(paths);
@@ -185,9 +197,12 @@ TEST_F(ChainFilesTest, AreReadWholeOrNot) {
   ASSERT_EQ(all->size(), 2U);
   EXPECT_EQ((*all)[0].arm, "uniform@4");
   EXPECT_EQ((*all)[0].answers.size(), 2U);
-  EXPECT_EQ((*all)[0].cache_bits, 0);
+  EXPECT_EQ((*all)[0].cache_total_bits, 0);
   EXPECT_EQ((*all)[0].answers[1].chain, "y");
-  EXPECT_EQ((*all)[1].cache_bits, (8.5 + 4.5) / 2);
+  const ChainArmRow row = SummarizeChains(*all, {})->arms[1];
+  EXPECT_EQ(row.code_bits, 6);  // without the scales of blocks, as in eval fidelity
+  EXPECT_EQ(row.total_bits, 6.5);
+  EXPECT_EQ(row.token_bytes, 416);
   EXPECT_EQ((*all)[1].answers.size(), 1U);
 }
 

@@ -67,19 +67,37 @@ std::optional<double> FirstNumber(std::string_view text) {
   return number;
 }
 
+// Whether an equals sign there parts a term from its value: one that opens a remark, as in "12 (= 1 dozen)", does not.
+bool HasTermBefore(std::string_view line, size_t equals) {
+  const size_t last = line.substr(0, equals).find_last_not_of(" \t");
+  return last != std::string_view::npos && line[last] != '(';
+}
+
+std::optional<double> NumberOfLine(std::string_view line) {
+  for (size_t end = line.size(); end > 0;) {
+    const size_t equals = line.rfind('=', end - 1);
+    if (equals == std::string_view::npos) break;
+    if (HasTermBefore(line, equals)) {
+      if (const std::optional<double> number = FirstNumber(line.substr(equals + 1, end - equals - 1))) return number;
+    }
+    end = equals;
+  }
+  return FirstNumber(line);
+}
+
 }  // namespace
 
 std::optional<double> FinalAnswer(const std::string& text) {
-  const size_t marker = text.rfind(kMarker);
-  if (marker == std::string::npos) return std::nullopt;
-  std::string_view line = std::string_view(text).substr(marker + kMarker.size());
-  line.remove_prefix(std::min(line.find_first_not_of(" \t\r\n"), line.size()));
-  line = line.substr(0, line.find('\n'));
-  const size_t equals = line.rfind('=');
-  if (equals != std::string_view::npos) {
-    if (const std::optional<double> number = FirstNumber(line.substr(equals + 1))) return number;
+  for (size_t end = text.size(); end >= kMarker.size();) {
+    const size_t marker = text.rfind(kMarker, end - kMarker.size());
+    if (marker == std::string::npos) break;
+    std::string_view line = std::string_view(text).substr(marker + kMarker.size());
+    line.remove_prefix(std::min(line.find_first_not_of(" \t\r\n"), line.size()));
+    line = line.substr(0, line.find('\n'));
+    if (const std::optional<double> number = NumberOfLine(line)) return number;
+    end = marker;
   }
-  return FirstNumber(line);
+  return std::nullopt;
 }
 
 bool SameNumber(double a, double b) { return std::abs(a - b) <= 1e-6 * std::max(1.0, std::abs(b)); }

@@ -9,8 +9,9 @@ namespace qkvshare {
 // What marks the line of the result.
 inline constexpr const char* kAnswerMarker = "####";
 
-// The number after the last marker, up to the end of its line: the first one there, or where there is an equals sign
-// the first after the last of them. It may have a sign, thousands commas, decimals, and around it whatever is no digit
+// The number after the last marker that has one, up to the end of its line: the first one there, or where there are
+// equals signs the first after the last of them that has one (but for remarks as in "12 (= 1 dozen)"). It may have a
+// sign, thousands commas, decimals, and around it whatever is no digit
 // ("$", "%", "**", "\boxed{", units). "3/4" is a fraction. Nothing where there is no marker, or no number after it.
 std::optional<double> FinalAnswer(const std::string& text);
 

@@ -37,6 +37,13 @@ TEST(FinalAnswerTest, TakesTheNumberInWhateverFormItIsWritten) {
       {"#### \\boxed{18}", 18},
       {"#### The answer is 18 eggs.", 18},
       {"#### 9 * 2 = $18", 18},
+      {"#### 5 x 10 = 50 (x = all)", 50},
+      {"#### 12 (= 1 dozen)", 12},
+      {"#### 3 x 4 = 12 (= 1 dozen)", 12},
+      {"#### = 5", 5},
+      {"#### 18 ####", 18},
+      {"#### 7\n####", 7},
+      {"#### 7\n#### none", 7},
       {"#### 2 x 3 = 6 hours = 360 minutes", 360},
       {"#### x = y, so 4", 4},
       {"#### 3/4", 0.75},
@@ -61,8 +68,8 @@ TEST(FinalAnswerTest, TakesTheNumberInWhateverFormItIsWritten) {
 }
 
 TEST(FinalAnswerTest, IsNoneWithoutMarkerOrNumber) {
-  for (const char* text :
-       {"", "The answer is 7.", "### 7", "7 ####", "#### none", "####", "#### ,", "#### -", "#### .", "#### 7\n####"}) {
+  for (const char* text : {"", "The answer is 7.", "### 7", "7 ####", "#### none", "####", "#### ,", "#### -", "#### .",
+                           "#### none ####"}) {
     EXPECT_FALSE(FinalAnswer(text).has_value()) << text;
   }
 }

@@ -16,13 +16,16 @@ namespace {
 constexpr size_t kMaxBytes = size_t{1} << 26;
 constexpr std::string_view kMarker = "\n#### ";
 
-std::string WithoutAnnotations(std::string text) {
-  for (size_t at = 0; (at = text.find("<<", at)) != std::string::npos;) {
-    const size_t end = text.find(">>", at);
+// Moves the annotations out of the text.
+std::vector<std::string> TakeAnnotations(std::string* text) {
+  std::vector<std::string> equations;
+  for (size_t at = 0; (at = text->find("<<", at)) != std::string::npos;) {
+    const size_t end = text->find(">>", at);
     if (end == std::string::npos) break;
-    text.erase(at, end + 2 - at);
+    equations.push_back(text->substr(at + 2, end - at - 2));
+    text->erase(at, end + 2 - at);
   }
-  return text;
+  return equations;
 }
 
 bool IsNumber(std::string_view text) {
@@ -51,7 +54,8 @@ GsmProblem Parse(const std::string& line) {
     const bool there = json.is_object() && json.contains(key) && json[key].is_string();
     return there ? json[key].get<std::string>() : std::string();
   };
-  GsmProblem problem = {text("question"), WithoutAnnotations(text("answer")), ""};
+  GsmProblem problem = {text("question"), text("answer"), "", {}};
+  problem.equations = TakeAnnotations(&problem.answer);
   problem.number = FinalNumber(problem.answer);
   return problem.number.empty() ? GsmProblem() : problem;
 }

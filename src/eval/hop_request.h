@@ -17,10 +17,12 @@
 namespace qkvshare {
 
 struct HopChain {
-  std::string id;                     // letters, digits, '-', '_' and '.': it names files
-  std::vector<ChatMessage> messages;  // the first prompt, by the model's chat template, ...
-  std::vector<int32_t> tokens;        // ... or its tokens, where there are no messages
-  std::vector<std::string> turns;     // what the user says in hop 1, 2, ...
+  std::string id;  // letters, digits, '-', '_' and '.': it names files
+  // The first prompt, by the model's chat template: the last message is what all hops work on, those before it set up
+  // the first hop; ...
+  std::vector<ChatMessage> messages;
+  std::vector<int32_t> tokens;     // ... or its tokens, where there are no messages
+  std::vector<std::string> turns;  // what the user says in hop 1, 2, ...
 };
 
 // What a hop gets of the hops before it.

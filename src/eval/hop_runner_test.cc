@@ -506,6 +506,10 @@ TEST_F(HopRunnerTest, CardsAreKeptAndPackedByEachHopsOptions) {
     const std::vector<Segment>& segments = card.info().segments;
     EXPECT_EQ(segments.back().role, "generated");
     EXPECT_EQ(segments.front().readers.size(), 3 - record.hop);
+    // What all hops work on is nearer than what one is asked.
+    EXPECT_EQ(segments.back().readers.front().distance, 1U);
+    EXPECT_EQ(segments[segments.size() - 2].readers.front().distance, record.hop == 0 ? 1U : 2U);
+    EXPECT_EQ(segments.front().readers.front().distance, 2U);
   }
   EXPECT_EQ(Take(OpenWithParents({Path("cards/chain-1.2.card")})).size(), 3u);
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(Path("cards")), {}), 6);

@@ -9,7 +9,6 @@
 #include <system_error>
 #include <utility>
 
-#include "base/hash.h"
 #include "eval/kept_context.h"
 #include "eval/memory_files.h"
 #include "eval/result_file.h"
@@ -108,10 +107,9 @@ class AgentMemory {
   }
 
   Status MakeHeader(const Session& session, Json left_out) {
-    const ByteSpan input(reinterpret_cast<const uint8_t*>(tokens_.data()), tokens_.size() * sizeof(int32_t));
     Json& header = report_.header;
     header = {{kMemoryKind, 1},
-              {"input", ToHex(Blake2b(input))},
+              {"input", TextDigest(session.model(), request_.text)},
               {"depth", request_.depth},
               {"agents", request_.agents},
               {"hops", request_.hops},

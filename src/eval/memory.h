@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -42,6 +43,15 @@ struct MemoryLine {
   size_t shared_bytes = 0;
   size_t proportional_bytes = 0;  // all of it, pages that several of the machine's processes have divided among them
 };
+
+// Private memory beside the model's, once all agents are there and at most. Negative where what the model had was given
+// back meanwhile.
+int64_t HeldOf(const MemoryLine& line);
+int64_t PeakOf(const MemoryLine& line);
+// What the context takes: HeldOf less that of the same agents without it. Nothing where that line is not there.
+std::optional<int64_t> ContextOf(std::span<const MemoryLine> lines, const MemoryLine& line);
+// "1.5 MB", "-12.0 kB".
+std::string SignedBytes(int64_t bytes);
 
 nlohmann::ordered_json MemoryJson(const MemoryLine& line);
 // kCorrupt where it is none.

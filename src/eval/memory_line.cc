@@ -2,9 +2,37 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "base/amounts.h"
 #include "eval/memory.h"
 
 namespace qkvshare {
+namespace {
+
+int64_t Less(size_t bytes, size_t other) { return static_cast<int64_t>(bytes) - static_cast<int64_t>(other); }
+
+const MemoryLine* LineOf(std::span<const MemoryLine> lines, const std::string& shape, const std::string& content,
+                         size_t number) {
+  const auto found = std::find_if(lines.begin(), lines.end(), [&](const MemoryLine& line) {
+    return line.shape == shape && line.content == content && line.number == number;
+  });
+  return found == lines.end() ? nullptr : &*found;
+}
+
+}  // namespace
+
+int64_t HeldOf(const MemoryLine& line) { return Less(line.private_bytes, line.model_private_bytes); }
+int64_t PeakOf(const MemoryLine& line) { return Less(line.peak_private_bytes, line.model_private_bytes); }
+
+std::optional<int64_t> ContextOf(std::span<const MemoryLine> lines, const MemoryLine& line) {
+  const char* empty_name = MemoryContentName(MemoryContent::kEmpty);
+  const MemoryLine* empty = LineOf(lines, line.shape, empty_name, line.number);
+  if (empty == nullptr || line.content == empty_name) return std::nullopt;
+  return HeldOf(line) - HeldOf(*empty);
+}
+
+std::string SignedBytes(int64_t bytes) {
+  return (bytes < 0 ? "-" : "") + FormatBytes(static_cast<uint64_t>(bytes < 0 ? -bytes : bytes));
+}
 
 nlohmann::ordered_json MemoryJson(const MemoryLine& line) {
   nlohmann::ordered_json json = {{"shape", line.shape},
@@ -42,10 +70,7 @@ Result<MemoryLine> ParseMemory(const nlohmann::ordered_json& json) {
 }
 
 const MemoryLine* MemoryReport::Find(const std::string& shape, const std::string& content, size_t number) const {
-  const auto found = std::find_if(lines.begin(), lines.end(), [&](const MemoryLine& line) {
-    return line.shape == shape && line.content == content && line.number == number;
-  });
-  return found == lines.end() ? nullptr : &*found;
+  return LineOf(lines, shape, content, number);
 }
 
 }  // namespace qkvshare

@@ -6,6 +6,8 @@
 #include <atomic>
 #include <cstddef>
 #include <memory>
+#include <optional>
+#include <string>
 #include <thread>
 
 #include "qkvshare/status.h"
@@ -14,7 +16,7 @@ namespace qkvshare {
 
 // In bytes. Pages of mapped files that nobody has touched yet, or that the system has taken back, do not count.
 struct MemoryUse {
-  size_t private_bytes = 0;  // that belong to no file: the process has them for itself
+  size_t private_bytes = 0;  // that belong to no file, swapped ones too: the process has them for itself
   size_t shared_bytes = 0;   // of mapped files: one copy serves all processes that map them
   // All of it, each page divided by the number of processes that have it.
   size_t proportional_bytes = 0;
@@ -22,6 +24,9 @@ struct MemoryUse {
 
 // From smaps_rollup of a process of the same user; 0: this one. kUnsupported: the system does not tell.
 Result<MemoryUse> ReadMemoryUse(pid_t process = 0);
+
+// The same from the text of such a file. Nothing where it has no resident memory.
+std::optional<MemoryUse> ParseMemoryUse(const std::string& smaps);
 
 // Gives back what the allocator keeps of what was freed, which would pass for memory in use.
 void TrimMemory();

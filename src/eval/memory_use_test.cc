@@ -74,6 +74,17 @@ TEST(MemoryUse, PeakIsWhatWasThereForAWhile) {
   EXPECT_LT(Use().private_bytes, before + kNoise);
 }
 
+TEST(MemoryUse, CountsWhatIsSwapped) {
+  const std::optional<MemoryUse> use = ParseMemoryUse(
+      "55d0-7ffe ---p 00000000 00:00 0  [rollup]\nRss:  1000 kB\nPss:  700 kB\nPss_Anon: 1 kB\nAnonymous:  600 kB\n"
+      "Swap:  50 kB\nSwapPss:  40 kB\n");
+  ASSERT_TRUE(use.has_value());
+  EXPECT_EQ(use->private_bytes, 650U * 1024);
+  EXPECT_EQ(use->shared_bytes, 400U * 1024);
+  EXPECT_EQ(use->proportional_bytes, 740U * 1024);
+  EXPECT_FALSE(ParseMemoryUse("").has_value());
+}
+
 TEST(MemoryUse, SaysWhatItTakesWhereThereIsNoSuchProcess) {
   const Status status = ReadMemoryUse(0x7FFFFFFF).status();
   EXPECT_EQ(status.code(), StatusCode::kUnsupported);

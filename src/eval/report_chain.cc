@@ -41,9 +41,11 @@ Plot ChainPlot(const ChainSummary& summary) {
     plot.x.ticks.push_back(static_cast<double>(hop));
     plot.x.tick_texts.push_back(hop == 0 || hop > summary.hops ? "" : fmt::format("{}", hop));
   }
+  const size_t drawn = MostChains(summary);
   double most = 0.01;
   for (size_t i = 0; i < summary.arms.size(); ++i) {
     const ChainArmRow& arm = summary.arms[i];
+    if (arm.chains < drawn) continue;  // its shares are of fewer problems than those of the others
     PlotSeries series = {arm.arm, {}, true, false};
     for (size_t hop = 0; hop < arm.hops.size(); ++hop) {
       const ChainHopRow& row = arm.hops[hop];

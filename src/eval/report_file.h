@@ -1,9 +1,12 @@
 // Files of results that a report is made of, and which of them belong together.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <functional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "eval/result_file.h"
@@ -32,6 +35,20 @@ struct FileGroup {
 Result<std::vector<FileGroup>> GroupFiles(std::span<const ReportFile> files, const std::string& kind,
                                           const std::function<std::string(const nlohmann::ordered_json& header)>& title,
                                           std::span<const std::string> may_differ);
+
+// The results of a file by `parse`. Errors as that, with the file and which result.
+template <typename Line>
+Result<std::vector<Line>> ParseLines(const ReportFile& file, Result<Line> (*parse)(const nlohmann::ordered_json&)) {
+  std::vector<Line> lines;
+  for (size_t i = 0; i < file.results.lines.size(); ++i) {
+    Result<Line> line = parse(file.results.lines[i]);
+    if (!line) {
+      return Status(line.status().code(), fmt::format("{}: result {}: {}", file.path, i + 1, line.status().message()));
+    }
+    lines.push_back(std::move(*line));
+  }
+  return lines;
+}
 
 // A text of a header, or what JSON has in its place; empty where there is none.
 std::string HeaderText(const nlohmann::ordered_json& header, const std::string& member);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -22,14 +23,6 @@ std::string TitleOf(const Json& header) {
   const std::string model = HeaderText(header, "model"), depth = HeaderText(header, "depth");
   if (model.empty() || depth.empty()) return "";
   return fmt::format("{}, {} tokens, cards of {} bits", model, depth, HeaderText(header, "bits"));
-}
-
-// Beside the weights.
-size_t PeakOf(const MemoryLine& line) {
-  return line.peak_private_bytes - std::min(line.peak_private_bytes, line.model_private_bytes);
-}
-size_t HeldOf(const MemoryLine& line) {
-  return line.private_bytes - std::min(line.private_bytes, line.model_private_bytes);
 }
 
 // The lines of hops, or all others.
@@ -52,11 +45,11 @@ Plot PlotOf(const std::vector<MemoryLine>& lines, const char* x_title) {
     auto series =
         std::find_if(plot.series.begin(), plot.series.end(), [&](const PlotSeries& s) { return s.name == name; });
     if (series == plot.series.end()) series = plot.series.insert(series, {name, {}, true, false});
-    const double megabytes = static_cast<double>(PeakOf(line)) / kMega;
+    const double megabytes = std::max(static_cast<double>(PeakOf(line)) / kMega, 0.0);
     PlotPoint point;
     point.x = static_cast<double>(line.number);
     point.y = megabytes;
-    point.title = fmt::format("{}: {} {}, {}", name, line.number, x_title, FormatBytes(PeakOf(line)));
+    point.title = fmt::format("{}: {} {}, {}", name, line.number, x_title, SignedBytes(PeakOf(line)));
     series->points.push_back(std::move(point));
     numbers.insert(line.number);
     most = std::max(most, megabytes);
@@ -73,14 +66,17 @@ Plot PlotOf(const std::vector<MemoryLine>& lines, const char* x_title) {
 TextTable AgentsTable(const std::vector<MemoryLine>& lines) {
   TextTable table;
   table.title = "Agents that share a context";
-  table.heads = {"has", "shape", "agents", "peak", "held", "files", "taken"};
+  table.heads = {"has", "shape", "agents", "peak", "held", "context", "files", "taken"};
   for (const MemoryLine& line : lines) {
-    table.rows.push_back({line.content, line.shape, fmt::format("{}", line.number), FormatBytes(PeakOf(line)),
-                          FormatBytes(HeldOf(line)), FormatBytes(line.shared_bytes), FormatBytes(line.taken_bytes)});
+    const std::optional<int64_t> context = ContextOf(lines, line);
+    table.rows.push_back({line.content, line.shape, fmt::format("{}", line.number), SignedBytes(PeakOf(line)),
+                          SignedBytes(HeldOf(line)), context ? SignedBytes(*context) : "-",
+                          FormatBytes(line.shared_bytes), FormatBytes(line.taken_bytes)});
   }
   table.note =
-      "Peak, held: private memory of all agents beside the weights, at most and in the end; files: weights and "
-      "cards in memory, once for all; taken: the file that every agent takes the context from.";
+      "Peak, held: private memory of all agents beside the weights, at most and in the end; context: of held, what is "
+      "more than empty of the same shape has; files: weights and cards in memory, once for all; taken: the file that "
+      "every agent takes the context from.";
   return table;
 }
 
@@ -90,7 +86,7 @@ TextTable HopsTable(const std::vector<MemoryLine>& lines) {
   table.heads = {"has", "hop", "tokens", "peak", "held", "taken", "handed on"};
   for (const MemoryLine& line : lines) {
     table.rows.push_back({line.content, fmt::format("{}", line.number), fmt::format("{}", line.tokens),
-                          FormatBytes(PeakOf(line)), FormatBytes(HeldOf(line)), FormatBytes(line.taken_bytes),
+                          SignedBytes(PeakOf(line)), SignedBytes(HeldOf(line)), FormatBytes(line.taken_bytes),
                           FormatBytes(line.handed_bytes)});
   }
   table.note = "Taken: files with all that came before; handed on: a card of the hop's own tokens, or a whole state.";
@@ -113,6 +109,25 @@ ReportSection SectionOf(const std::string& title, const std::vector<MemoryLine>&
   return section;
 }
 
+Result<std::vector<MemoryLine>> LinesOf(const FileGroup& group) {
+  std::vector<MemoryLine> lines;
+  for (const ReportFile* file : group.files) {
+    QKV_ASSIGN_OR_RETURN(const std::vector<MemoryLine> more, ParseLines(*file, ParseMemory));
+    for (const MemoryLine& line : more) {
+      const bool there = std::any_of(lines.begin(), lines.end(), [&](const MemoryLine& other) {
+        return other.shape == line.shape && other.content == line.content && other.number == line.number;
+      });
+      if (there) {
+        return Status(StatusCode::kInvalidArgument,
+                      fmt::format("{}: {}, {} {} is in another file too; give one of them", file->path, line.content,
+                                  line.shape == kHopShape ? "hop" : line.shape + ", agents:", line.number));
+      }
+      lines.push_back(line);
+    }
+  }
+  return lines;
+}
+
 }  // namespace
 
 Result<std::vector<ReportSection>> MemorySections(std::span<const ReportFile> files) {
@@ -120,19 +135,11 @@ Result<std::vector<ReportSection>> MemorySections(std::span<const ReportFile> fi
   QKV_ASSIGN_OR_RETURN(const std::vector<FileGroup> groups, GroupFiles(files, kMemoryKind, TitleOf, may_differ));
   std::vector<ReportSection> sections;
   for (const FileGroup& group : groups) {
-    std::vector<MemoryLine> lines;
-    for (const ReportFile* file : group.files) {
-      for (size_t i = 0; i < file->results.lines.size(); ++i) {
-        Result<MemoryLine> line = ParseMemory(file->results.lines[i]);
-        if (!line)
-          return Status(line.status().code(),
-                        fmt::format("{}: result {}: {}", file->path, i + 1, line.status().message()));
-        lines.push_back(std::move(*line));
-      }
-    }
+    QKV_ASSIGN_OR_RETURN(const std::vector<MemoryLine> lines, LinesOf(group));
     if (lines.empty())
       return Status(StatusCode::kInvalidArgument, group.files.front()->path + ": there are no results yet");
     sections.push_back(SectionOf(group.title, lines));
+    AddLeftOut(*group.files.front(), &sections.back());
   }
   return sections;
 }

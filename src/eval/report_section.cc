@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <nlohmann/json.hpp>
+
 #include "agents/html_text.h"
 
 namespace qkvshare {
@@ -25,5 +27,15 @@ std::string FoldedTable(const TextTable& table) {
 }
 
 std::string HtmlNote(const std::string& text) { return fmt::format("<p class=\"note\">{}</p>\n", HtmlText(text)); }
+
+void AddLeftOut(const ReportFile& file, ReportSection* section) {
+  const auto left_out = file.results.header.find("left_out");
+  if (left_out == file.results.header.end() || !left_out->is_object()) return;
+  for (const auto& [way, why] : left_out->items()) {
+    const std::string note = fmt::format("Without {}: {}", way, why.is_string() ? why.get<std::string>() : why.dump());
+    section->html += HtmlNote(note);
+    section->markdown += note + "\n\n";
+  }
+}
 
 }  // namespace qkvshare

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "eval/report_file.h"
 #include "eval/text_table.h"
 
 namespace qkvshare {
@@ -17,6 +18,8 @@ struct ReportSection {
 std::string HtmlTable(const TextTable& table);
 // Folded, under its title.
 std::string FoldedTable(const TextTable& table);
+// Says which ways the file's header has as left out, with the reason of each.
+void AddLeftOut(const ReportFile& file, ReportSection* section);
 std::string HtmlNote(const std::string& text);
 
 }  // namespace qkvshare

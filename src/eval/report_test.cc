@@ -111,7 +111,9 @@ class ReportTest : public testing::Test {
               {"hand_over", "cards"},
               {"hops", 2},
               {"chains", 10},
-              {"channels", 128},
+              {"cache_token_bytes", 256},
+              {"cache_code_bits", 16},
+              {"cache_total_bits", 16},
               {"cache_type_k", "f16"},
               {"cache_type_v", "f16"}},
              &header);
@@ -205,6 +207,61 @@ TEST_F(ReportTest, DamagedLinesAreNamed) {
   const std::string ttft = Ttft("t1");
   std::filesystem::copy_file(ttft, folder_ / "t2");
   ExpectHas(Refusal({ttft, (folder_ / "t2").string()}).message(), {"is in another file too"});
+  const std::string memory = Memory("m1");
+  std::filesystem::copy_file(memory, folder_ / "m2");
+  ExpectHas(Refusal({memory, (folder_ / "m2").string()}).message(), {"m2", "card, contexts", "is in another file too"});
+}
+
+TEST_F(ReportTest, TimesOfTwoTextsAreNotMixed) {
+  Json header = Common(kTtftKind);
+  header["pack"] = {{"policy", "uniform"}, {"code_bits", 4.0}, {"max_bytes", 0}};
+  TtftLine line;
+  line.way = kReprefillWay;
+  line.runs = 1;
+  const auto write = [&](const char* name, size_t depth) {
+    line.depth = depth;
+    header["depths"] = {depth};
+    return Write(name, header, {TtftJson(line)});
+  };
+  const std::string one = write("t1", 1024), same = write("t2", 2048);
+  ExpectHas(Make({one, same}).markdown, {"1024 tokens", "2048 tokens"});
+  header["input"] = "01";
+  ExpectHas(Refusal({one, write("t3", 2048)}).message(), {"t1", "t3", "input"});
+}
+
+TEST_F(ReportTest, SaysWhatAContextTakesAndWhatIsLeftOut) {
+  Json header = Common(kMemoryKind);
+  header["depth"] = 2048;
+  header["bits"] = 4.0;
+  header["left_out"] = {{"card", "heads of 80 <values>"}};
+  std::vector<Json> lines;
+  MemoryLine line;
+  line.shape = kContextsShape;
+  line.number = 2;
+  line.model_private_bytes = 100'000'000;
+  for (const auto& [content, bytes] : {std::pair("empty", 90'000'000U), std::pair("F16", 147'000'000U)}) {
+    line.content = content;
+    line.private_bytes = line.peak_private_bytes = bytes;
+    lines.push_back(MemoryJson(line));
+  }
+  const Report report = Make({Write("m", header, lines)});
+  ExpectHas(report.markdown, {"-10.0 MB", "57.0 MB", "Without card: heads of 80"});
+  ExpectHas(report.html, {"Without card: heads of 80 &lt;values&gt;"});
+}
+
+TEST(ReportChainTest, ArmsThatAreNotDoneAreNotDrawn) {
+  ChainSummary summary;
+  summary.hops = 1;
+  for (const size_t chains : {5U, 3U, 5U}) {
+    ChainArmRow& arm = summary.arms.emplace_back();
+    arm.arm = "arm" + std::to_string(summary.arms.size());
+    arm.chains = chains;
+    arm.hops = {{chains, 2, 0, 0, WilsonInterval(2, chains)}};
+  }
+  const Plot plot = ChainPlot(summary);
+  ASSERT_EQ(plot.series.size(), 2U);
+  EXPECT_EQ(plot.series[0].name, "arm1");
+  EXPECT_EQ(plot.series[1].name, "arm3");
 }
 
 TEST(ReportFidelityTest, TheFrontIsWhatNothingBeats) {

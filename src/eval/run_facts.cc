@@ -78,6 +78,11 @@ Json ProducerFacts() {
   return {{"program", digest}, {"qkvshare", kVersionText}};
 }
 
+std::string TextDigest(const Model& model, const std::string& text) {
+  const std::vector<int32_t> tokens = model.Tokenize(text, /*add_special=*/true);
+  return ToHex(Blake2b({reinterpret_cast<const uint8_t*>(tokens.data()), tokens.size() * sizeof(int32_t)}));
+}
+
 void AddFacts(const Json& facts, Json* json) {
   for (const auto& [key, value] : facts.items()) (*json)[key] = value;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
+#include <string>
 
 #include "qkvshare/status.h"
 #include "runtime/model.h"
@@ -25,6 +26,9 @@ nlohmann::ordered_json PackFacts(const PackOptions& options);
 // Which program this is: the digest of its file (empty where it cannot be read), and its version. Results of several
 // programs may go together where all else is the same.
 nlohmann::ordered_json ProducerFacts();
+
+// The digest of a text that contexts are made of by repeating it: the same for contexts of any length.
+std::string TextDigest(const Model& model, const std::string& text);
 
 // Adds the members of an object to another.
 void AddFacts(const nlohmann::ordered_json& facts, nlohmann::ordered_json* json);

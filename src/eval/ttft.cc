@@ -8,7 +8,7 @@
 #include <set>
 #include <utility>
 
-#include "base/hash.h"
+#include "base/stopwatch.h"
 #include "eval/kept_context.h"
 #include "eval/machine_facts.h"
 #include "eval/result_file.h"
@@ -32,10 +32,6 @@ Status Check(const TtftRequest& request) {
     return Invalid("give a suffix of a token or more, and one run or more");
   if (!request.session.flash_attention) return Invalid("the ways are compared with flash attention: leave out -fa off");
   return CheckPackOptions(request.pack);
-}
-
-std::string DigestOf(const std::vector<int32_t>& tokens) {
-  return ToHex(Blake2b({reinterpret_cast<const uint8_t*>(tokens.data()), tokens.size() * sizeof(int32_t)}));
 }
 
 bool Prefills(const std::string& way) { return way == kSenderWay || way == kReprefillWay; }
@@ -163,8 +159,10 @@ class TtftMeasurement {
  private:
   // Finds out what ways there are and what the results follow from; and the weights are in memory afterwards.
   Status Prepare(size_t longest) {
+    Stopwatch watch;
     QKV_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
                          Session::Create(model_, TtftFusedOptions(request_, longest)));
+    report_.first_context_us = watch.LapUs();
     QKV_RETURN_IF_ERROR(session->Prefill(std::span(tokens_).first(request_.suffix), {}));
     ways_ = {kSenderWay, kReprefillWay};
     Json left_out = Json::object();
@@ -188,7 +186,7 @@ class TtftMeasurement {
   Status MakeHeader(const Session& session, Json left_out) {
     Json& header = report_.header;
     header = {{kTtftKind, 1},
-              {"input", DigestOf(tokens_)},
+              {"input", TextDigest(model_, request_.text)},
               {"depths", request_.depths},
               {"suffix", request_.suffix},
               {"repeats", request_.repeats},

@@ -71,6 +71,9 @@ struct TtftRequest {
 struct TtftReport {
   nlohmann::ordered_json header;  // of the file: all that the results follow from
   std::vector<TtftLine> lines;    // depth by depth
+  // Making the first context for attached cards: with the self-test and the check of the layout, which a process does
+  // once a model, and so not in any line.
+  int64_t first_context_us = 0;
 };
 
 // Everything runs in this process, with the same weights and threads; each run of a receiver has a context of its own,
