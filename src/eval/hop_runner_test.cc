@@ -509,7 +509,8 @@ TEST_F(HopRunnerTest, CardsAreKeptAndPackedByEachHopsOptions) {
     // What all hops work on is nearer than what one is asked.
     EXPECT_EQ(segments.back().readers.front().distance, 1U);
     EXPECT_EQ(segments[segments.size() - 2].readers.front().distance, record.hop == 0 ? 1U : 2U);
-    EXPECT_EQ(segments.front().readers.front().distance, 2U);
+    const bool only_problem = record.hop == 0 && segments.size() == 2;
+    EXPECT_EQ(segments.front().readers.front().distance, only_problem ? 1U : 2U);
   }
   EXPECT_EQ(Take(OpenWithParents({Path("cards/chain-1.2.card")})).size(), 3u);
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(Path("cards")), {}), 6);

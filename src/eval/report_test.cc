@@ -224,7 +224,7 @@ TEST_F(ReportTest, TimesOfTwoTextsAreNotMixed) {
     return Write(name, header, {TtftJson(line)});
   };
   const std::string one = write("t1", 1024), same = write("t2", 2048);
-  ExpectHas(Make({one, same}).markdown, {"1024 tokens", "2048 tokens"});
+  ExpectHas(Make({one, same}).markdown, {"| re-prefill |"});
   header["input"] = "01";
   ExpectHas(Refusal({one, write("t3", 2048)}).message(), {"t1", "t3", "input"});
 }
