@@ -47,8 +47,8 @@ class HopRunner {
     std::vector<HopRecord> records;
     std::optional<ResultFile> file;
     if (!request_.results.empty()) {
-      QKV_ASSIGN_OR_RETURN(ResultPlan plan, PlanOfResults());
-      QKV_ASSIGN_OR_RETURN(ResultFile opened, ResultFile::Open(request_.results, std::move(plan)));
+      QKV_ASSIGN_OR_RETURN(const ResultPlan plan, PlanOfResults());
+      QKV_ASSIGN_OR_RETURN(ResultFile opened, ResultFile::Open(request_.results, plan));
       file.emplace(std::move(opened));
       for (const nlohmann::ordered_json& line : file->lines()) {
         QKV_ASSIGN_OR_RETURN(records.emplace_back(), ParseHop(line));
