@@ -83,8 +83,8 @@ class FidelityRunner {
     std::vector<FidelityLine> lines;
     std::optional<ResultFile> file;
     if (!request_.results.empty()) {
-      QKV_ASSIGN_OR_RETURN(ResultPlan plan, PlanOfResults());
-      QKV_ASSIGN_OR_RETURN(ResultFile opened, ResultFile::Open(request_.results, std::move(plan)));
+      QKV_ASSIGN_OR_RETURN(const ResultPlan plan, PlanOfResults());
+      QKV_ASSIGN_OR_RETURN(ResultFile opened, ResultFile::Open(request_.results, plan));
       file.emplace(std::move(opened));
       for (const Json& line : file->lines()) {
         QKV_ASSIGN_OR_RETURN(lines.emplace_back(), ParseFidelityLine(line));

@@ -65,8 +65,8 @@ Result<std::vector<HopRecord>> RunHops(Session* session, const HopRequest& reque
   std::vector<HopRecord> records;
   std::optional<ResultFile> file;
   if (!request.results.empty()) {
-    QKV_ASSIGN_OR_RETURN(ResultPlan plan, PlanOfResults(*session, request));
-    QKV_ASSIGN_OR_RETURN(ResultFile opened, ResultFile::Open(request.results, std::move(plan)));
+    QKV_ASSIGN_OR_RETURN(const ResultPlan plan, PlanOfResults(*session, request));
+    QKV_ASSIGN_OR_RETURN(ResultFile opened, ResultFile::Open(request.results, plan));
     file.emplace(std::move(opened));
     for (const nlohmann::ordered_json& line : file->lines()) {
       QKV_ASSIGN_OR_RETURN(records.emplace_back(), ParseHop(line));

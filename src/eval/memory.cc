@@ -147,7 +147,7 @@ class AgentMemory {
       plan.group_lines.push_back(request_.hops.size());
     }
     plan.check = [](const Json& line) { return ParseMemory(line).status(); };
-    QKV_ASSIGN_OR_RETURN(ResultFile opened, ResultFile::Open(request_.results, std::move(plan)));
+    QKV_ASSIGN_OR_RETURN(ResultFile opened, ResultFile::Open(request_.results, plan));
     file_.emplace(std::move(opened));
     for (const Json& line : file_->lines()) {
       QKV_ASSIGN_OR_RETURN(report_.lines.emplace_back(), ParseMemory(line));

@@ -67,7 +67,7 @@ Status Corrupt(const std::string& path, size_t line, const std::string& what) {
 
 }  // namespace
 
-Result<ResultFile> ResultFile::Open(const std::string& path, ResultPlan plan) {
+Result<ResultFile> ResultFile::Open(const std::string& path, const ResultPlan& plan) {
   QKV_RETURN_IF_ERROR(CheckReplaceable(path));
   const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
   if (fd < 0) {

@@ -31,7 +31,7 @@ class ResultFile {
   // Opens it, or makes it. What is there of a group that is not whole is cut off, half a line too. kInvalidArgument:
   // something else, a run with another header (what differs), or a run that is writing there now; kCorrupt: a line that
   // does not follow from the ones before (its number); kIo, kNotFound.
-  static Result<ResultFile> Open(const std::string& path, ResultPlan plan);
+  static Result<ResultFile> Open(const std::string& path, const ResultPlan& plan);
   ~ResultFile();
   ResultFile(ResultFile&& other) noexcept;
   ResultFile& operator=(ResultFile&& other) = delete;
