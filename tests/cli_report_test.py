@@ -32,7 +32,7 @@ class ReportTest(CliTest):
                      "--against", "uniform@4")
         html = (folder / "r.html").read_text(encoding="utf-8")
         markdown = (folder / "r.md").read_text(encoding="utf-8")
-        for word in ("<title>A &amp; B</title>", "gsm8k, 200 tokens", "noise floor", "uniform@4", "local@3",
+        for word in ("<title>A &amp; B</title>", "gsm8k, 200 tokens", "The noise floor is 0", "uniform@4", "local@3",
                      "Stages of receivers", "card attached", "uniform.jsonl"):
             self.assertIn(word, html)
         self.assertIsNone(re.search(r"https?:|<script|<link|<img|url\(", html))
@@ -43,6 +43,19 @@ class ReportTest(CliTest):
         means = {arm: self.mean_kl(file, arm) for file, arm in ((one, "uniform@4"), (two, "local@3"))}
         self.assertAlmostEqual(ratio, means["local@3"] / means["uniform@4"], delta=0.0006)  # three decimals
         self.assertEqual((folder / "r.html").stat().st_mode & 0o777, 0o600)
+
+    def test_says_what_is_unfinished(self):
+        whole = self.fidelity("whole.jsonl", "uniform@4")
+        with open(whole, encoding="utf-8") as opened:
+            lines = opened.readlines()
+        first = next(json.loads(line)["prompt"] for line in lines if "prompt" in json.loads(line))
+        with open(path("part.jsonl"), "w", encoding="utf-8") as part:
+            part.writelines(line for line in lines if json.loads(line).get("prompt", first) == first)
+        for name, unfinished in (("whole", False), ("part", True)):
+            self.succeed("report", path(name + ".jsonl"), "-o", path(name + ".html"), "--markdown", path(name + ".md"))
+            for kind in (".html", ".md"):
+                text = (folder / (name + kind)).read_text(encoding="utf-8")
+                self.assertEqual(name + ".jsonl has 1 of 2 prompts" in text, unfinished, kind)
 
     def mean_kl(self, file, arm):
         with open(file, encoding="utf-8") as opened:

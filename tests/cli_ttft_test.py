@@ -6,7 +6,7 @@ import signal
 import subprocess
 import time
 
-from cli_support import (DOCUMENT, INTERRUPTED, MISSING, USAGE, CliTest, environment, folder, main, path, setUpModule,
+from cli_support import (DOCUMENT, INTERRUPTED, MISSING, TOO_LONG, USAGE, CliTest, environment, folder, main, path, setUpModule,
                          words_of, write_model)
 
 WAYS = ["sender", "re-prefill", "F16 state", "Q8_0 state", "Q4_0 state", "card restored", "card attached"]
@@ -105,13 +105,15 @@ class TtftTest(CliTest):
 
     def test_wrong_input(self):
         self.fail_with(USAGE, *flags("--depth", "80,80"), says="twice")
+        self.fail_with(TOO_LONG, *flags("--depth", "1000000"), says="the model was trained for")
         self.fail_with(USAGE, *flags("--depth", "8"), says="--depth")
         self.fail_with(MISSING, "eval", "ttft", "-m", path("a.gguf"), "-f", path("none.txt"), says="none.txt")
         self.fail_with(USAGE, *flags("--depth", "80", "-o", path("long.txt")), says="overwritten")
         (folder / "other.txt").write_text("something else")
         self.fail_with(USAGE, *flags("--depth", "80", "-o", path("other.txt")), says="other.txt")
         (folder / "empty.txt").write_text("")
-        self.fail_with(USAGE, "eval", "ttft", "-m", path("a.gguf"), "-f", path("empty.txt"), says="no text")
+        self.fail_with(USAGE, "eval", "ttft", "-m", path("a.gguf"), "-f", path("empty.txt"), "--depth", "80",
+                       says="no text")
 
     def test_interrupt(self):
         target = folder / "stopped.jsonl"

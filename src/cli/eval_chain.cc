@@ -15,6 +15,7 @@
 #include "base/file.h"
 #include "base/stopwatch.h"
 #include "cli/eval.h"
+#include "cli/interrupted.h"
 #include "cli/options.h"
 #include "cli/terminal.h"
 #include "eval/chain_arm.h"
@@ -171,7 +172,7 @@ Status RunChain(const ChainFlags& flags) {
   protocol.session = flags.model.session;
   QKV_ASSIGN_OR_RETURN(const ChainSet set, MakeChainSet(*model, problems, examples, protocol));
   QKV_RETURN_IF_ERROR(MakeFolders(flags.folder));
-  QKV_RETURN_IF_ERROR(RunArms(flags, arms, *model, set));
+  QKV_RETURN_IF_ERROR(WithWhatIsKept(RunArms(flags, arms, *model, set), flags.folder));
   return Summarize(flags, arms);
 }
 

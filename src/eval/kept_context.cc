@@ -52,6 +52,12 @@ Result<std::vector<int32_t>> RepeatTokens(const Model& model, const std::string&
   return tokens;
 }
 
+Status CheckTrained(const Model& model, const SessionOptions& options, size_t tokens, const std::string& what) {
+  if (tokens <= model.training_context() || options.rope_freq_base != 0 || options.rope_freq_scale != 0) return {};
+  return {StatusCode::kOutOfRange, fmt::format("{} tokens are needed, but the model was trained for {}: give fewer {}",
+                                               tokens, model.training_context(), what)};
+}
+
 Result<KeptContext> TakeKeptContext(std::span<const int32_t> tokens, const SessionOptions& options,
                                     const std::string& folder, Session* session,
                                     const std::function<void(size_t, size_t)>& progress) {

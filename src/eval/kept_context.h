@@ -22,6 +22,10 @@ inline constexpr size_t kKeptRoom = 1024;
 // The text's tokens, again and again until there are `count` or more. kInvalidArgument: there is no text.
 Result<std::vector<int32_t>> RepeatTokens(const Model& model, const std::string& text, size_t count);
 
+// kOutOfRange where the model was not trained for so many tokens, and the options do not stretch its RoPE. what: of
+// which there are too many, for the advice.
+Status CheckTrained(const Model& model, const SessionOptions& options, size_t tokens, const std::string& what);
+
 struct KeptContext {
   std::shared_ptr<const Card> exact;  // all of it, in 16 bits
   int64_t prefill_us = 0;             // as it was measured; 0: not known

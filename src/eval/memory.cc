@@ -88,8 +88,9 @@ class AgentMemory {
   // Finds out what there is to measure, and what the results follow from.
   Status Prepare(const Model& model) {
     const size_t hops = request_.hops.empty() ? 0 : *std::max_element(request_.hops.begin(), request_.hops.end());
-    QKV_ASSIGN_OR_RETURN(
-        tokens_, RepeatTokens(model, request_.text, request_.depth + request_.suffix + hops * request_.hop_tokens));
+    const size_t tokens = request_.depth + request_.suffix + hops * request_.hop_tokens;
+    QKV_RETURN_IF_ERROR(CheckTrained(model, request_.session, tokens, "--depth, --suffix, --hops or --hop-tokens"));
+    QKV_ASSIGN_OR_RETURN(tokens_, RepeatTokens(model, request_.text, tokens));
     SessionOptions options = request_.session;
     options.context = static_cast<uint32_t>(request_.depth + request_.suffix);
     options.card_tokens = static_cast<uint32_t>(request_.depth);

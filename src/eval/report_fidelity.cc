@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <utility>
 
 #include "agents/html_text.h"
@@ -54,6 +55,7 @@ void SetBitTicks(std::span<const FidelityRow> rows, PlotAxis* axis) {
 void SetKlTicks(std::span<const FidelityRow> rows, PlotAxis* axis) {
   double least = 1, most = kLeastKl;
   for (const FidelityRow& row : rows) {
+    if (row.mean_kl.value <= 0) continue;  // no place on a logarithmic scale
     const double low = std::isfinite(row.mean_kl.low) ? row.mean_kl.low : row.mean_kl.value;
     const double high = std::isfinite(row.mean_kl.high) ? row.mean_kl.high : row.mean_kl.value;
     least = std::min(least, std::max(low, kLeastKl));
@@ -88,7 +90,10 @@ std::string FrontText(std::span<const FidelityRow> rows) {
   std::vector<std::string> texts;
   for (const FidelityRow* row : ParetoFront(rows))
     texts.push_back(fmt::format("{} ({:.2f} bits, {:.5f})", row->arm, row->total_bits, row->mean_kl.value));
-  return fmt::format("On the Pareto front of all bits and mean KL: {}.", fmt::join(texts, ", "));
+  const bool no_noise = std::any_of(rows.begin(), rows.end(),
+                                    [](const FidelityRow& row) { return row.arm == kFloor && row.mean_kl.value <= 0; });
+  return fmt::format("On the Pareto front of all bits and mean KL: {}.{}", fmt::join(texts, ", "),
+                     no_noise ? " The noise floor is 0, and not drawn." : "");
 }
 
 ReportSection SectionOf(const std::string& title, const FidelitySummary& summary) {
@@ -119,6 +124,19 @@ void AddPoint(const FidelityRow& row, bool named, Plot* plot) {
   if (named) point.name = row.arm;
   point.title = fmt::format("{}: {:.2f} bits, KL {}", row.arm, row.total_bits, IntervalText(row.mean_kl, 5));
   series->points.push_back(std::move(point));
+}
+
+// Files of runs that have not come to their end; empty: there are none.
+std::string UnfinishedText(const FileGroup& group) {
+  std::vector<std::string> texts;
+  for (const ReportFile* file : group.files) {
+    std::set<std::string> done;
+    for (const Json& line : file->results.lines) done.insert(line.value("prompt", ""));
+    const size_t prompts = file->results.header.value("prompts", size_t{0});
+    if (done.size() < prompts)
+      texts.push_back(fmt::format("{} has {} of {} prompts", file->path, done.size(), prompts));
+  }
+  return texts.empty() ? "" : fmt::format("Unfinished: {}.", fmt::join(texts, "; "));
 }
 
 // Empty where the header lacks something.
@@ -158,7 +176,7 @@ Plot FidelityPlot(std::span<const FidelityRow> rows) {
   const std::vector<const FidelityRow*> front = ParetoFront(rows);
   for (const FidelityRow& row : rows) {
     if (row.arm == kFloor) {
-      plot.level = {row.mean_kl.value, "noise floor"};
+      if (row.mean_kl.value > 0) plot.level = {row.mean_kl.value, "noise floor"};
       continue;
     }
     const bool on_front = std::find(front.begin(), front.end(), &row) != front.end();
@@ -178,7 +196,11 @@ Result<std::vector<ReportSection>> FidelitySections(std::span<const ReportFile> 
   std::vector<ReportSection> sections;
   for (const FileGroup& group : groups) {
     QKV_ASSIGN_OR_RETURN(const FidelitySummary summary, Summarize(group, against));
-    sections.push_back(SectionOf(group.title, summary));
+    ReportSection& section = sections.emplace_back(SectionOf(group.title, summary));
+    if (const std::string unfinished = UnfinishedText(group); !unfinished.empty()) {
+      section.html = HtmlNote(unfinished) + section.html;
+      section.markdown = unfinished + "\n\n" + section.markdown;
+    }
   }
   return sections;
 }

@@ -135,6 +135,7 @@ class TtftMeasurement {
   Result<TtftReport> Run() {
     QKV_RETURN_IF_ERROR(Check(request_));
     const size_t longest = *std::max_element(request_.depths.begin(), request_.depths.end());
+    QKV_RETURN_IF_ERROR(CheckTrained(model_, request_.session, longest + request_.suffix + 1, "--depth or --suffix"));
     QKV_ASSIGN_OR_RETURN(tokens_, RepeatTokens(model_, request_.text, longest + request_.suffix));
     QKV_RETURN_IF_ERROR(Prepare(longest));
     std::optional<ResultFile> file;
