@@ -255,7 +255,7 @@ Status FitCardArm(const ModelIdentity& identity, const std::vector<LayerShape>& 
 
 nlohmann::ordered_json CardArmJson(const CardArm& arm) {
   nlohmann::ordered_json json = {{"arm", arm.name}, {"inject", InjectModeName(arm.inject)}, {"oracle", arm.oracle}};
-  AddFacts(PackFacts(arm.pack), &json);
+  json.update(PackFacts(arm.pack));
   return json;
 }
 

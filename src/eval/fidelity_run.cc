@@ -173,12 +173,12 @@ class FidelityRunner {
     for (const FidelityArm& arm : arms_) arms.push_back(FidelityArmJson(arm));
     plan.header = {
         {kFidelityKind, kVersion}, {"input", ToHex(DigestOf(request_.prompts))}, {"prompts", request_.prompts.size()}};
-    if (request_.made_by.is_object()) AddFacts(request_.made_by, &plan.header);
-    AddFacts({{"arms", arms}, {"predict", request_.predict}, {"batch", request_.session.batch}}, &plan.header);
-    AddFacts(ModelFacts(model_), &plan.header);
-    AddFacts(SessionFacts(*session_), &plan.header);
+    if (request_.made_by.is_object()) plan.header.update(request_.made_by);
+    plan.header.update({{"arms", arms}, {"predict", request_.predict}, {"batch", request_.session.batch}});
+    plan.header.update(ModelFacts(model_));
+    plan.header.update(SessionFacts(*session_));
     QKV_ASSIGN_OR_RETURN(const Json software, SoftwareFacts());
-    AddFacts(software, &plan.header);
+    plan.header.update(software);
     for (const EvalPrompt& prompt : request_.prompts) {
       plan.group_lines.push_back(LinesOf(prompt));
       for (const Continuation& continuation : prompt.continuations) {

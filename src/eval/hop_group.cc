@@ -13,6 +13,7 @@
 
 #include "base/stopwatch.h"
 #include "card/card.h"
+#include "eval/hop_segments.h"
 #include "eval/policy_seed.h"
 #include "policy/attention_window.h"
 #include "runtime/inject.h"
@@ -64,8 +65,6 @@ class HopGroup {
   Status End(size_t hop, Chain* chain);
   Result<std::shared_ptr<const Card>> Hand(size_t hop, const PackedCard& packed, Chain* chain) const;
   GenerateOptions OptionsOf(size_t hop, const Chain& chain) const;
-  std::vector<Segment> SegmentsOfHop(size_t hop, const Chain& chain) const;
-  std::vector<SegmentReader> ReadersOf(size_t hop, bool for_all) const;
 
   Session& session_;
   const Model& model_;
@@ -150,7 +149,7 @@ Status HopGroup::Begin(size_t hop, Chain* chain) {
   chain->full = taken + chain->prompt.size() > request_.context;
   if (chain->full) return {};
   record.read_tokens = static_cast<uint32_t>(chain->prompt.size());
-  chain->segments = SegmentsOfHop(hop, *chain);
+  chain->segments = SegmentsOfPrompt(hop, request_.hops, *chain->chain, chain->prompt, model_);
   Stopwatch watch;
   if (request_.hand_over == HandOver::kText && hop > 0) session_.Clear(chain->sequence);
   if (!chain->cards.empty()) {
@@ -238,7 +237,7 @@ Status HopGroup::End(size_t hop, Chain* chain) {
     options.segments = chain->segments;
     if (own > read) {
       options.segments.push_back({"generated", options.sender, "", static_cast<uint32_t>(read),
-                                  static_cast<uint32_t>(own - read), ReadersOf(hop, /*for_all=*/true)});
+                                  static_cast<uint32_t>(own - read), HopReaders(hop, request_.hops, /*for_all=*/true)});
     }
   }
   PackTimes times;
@@ -280,27 +279,6 @@ GenerateOptions HopGroup::OptionsOf(size_t hop, const Chain& chain) const {
   options.sampling.seed += static_cast<uint32_t>(chain.index * request_.hops + hop);
   if (options.sampling.seed == kRandomSeed) options.sampling.seed = 0;
   return options;
-}
-
-// Of the prompt.
-std::vector<Segment> HopGroup::SegmentsOfHop(size_t hop, const Chain& chain) const {
-  const std::string owner = fmt::format("hop {}", hop);
-  const auto tokens = static_cast<uint32_t>(chain.prompt.size());
-  std::vector<Segment> segments;
-  if (hop == 0) segments = SegmentsOf(model_, chain.chain->messages, chain.prompt, owner);
-  if (segments.empty()) segments.push_back({hop == 0 ? "prompt" : "user", owner, "", 0, tokens});
-  // Examples, and what this hop alone is asked to do, are of less use to the others than the problem.
-  for (size_t i = 0; i < segments.size(); ++i)
-    segments[i].readers = ReadersOf(hop, /*for_all=*/hop == 0 && i + 1 == segments.size());
-  return segments;
-}
-
-// The hops that follow. What is meant for this one, and not for all, is a hop further from them.
-std::vector<SegmentReader> HopGroup::ReadersOf(size_t hop, bool for_all) const {
-  std::vector<SegmentReader> readers;
-  for (size_t reader = hop + 1; reader < request_.hops; ++reader)
-    readers.push_back({fmt::format("hop {}", reader), static_cast<uint32_t>(reader - hop + (for_all ? 0 : 1))});
-  return readers;
 }
 
 }  // namespace

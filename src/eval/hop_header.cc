@@ -52,10 +52,10 @@ Result<Json> HopHeader(const Session& session, const HopRequest& request) {
                  {"packs", packs},
                  {"generate", GenerateJson(request.generate)},
                  {"batch", request.session.batch}};
-  AddFacts(ModelFacts(session.model()), &header);
-  AddFacts(SessionFacts(session), &header);
+  header.update(ModelFacts(session.model()));
+  header.update(SessionFacts(session));
   QKV_ASSIGN_OR_RETURN(const Json software, SoftwareFacts());
-  AddFacts(software, &header);
+  header.update(software);
   return header;
 }
 

@@ -120,10 +120,10 @@ class AgentMemory {
               {"context_bytes", report_.context_bytes},
               {"batch", request_.session.batch},
               {"left_out", std::move(left_out)}};
-    AddFacts(ModelFacts(session.model()), &header);
-    AddFacts(SessionFacts(session), &header);
+    header.update(ModelFacts(session.model()));
+    header.update(SessionFacts(session));
     QKV_ASSIGN_OR_RETURN(const Json software, SoftwareFacts());
-    AddFacts(software, &header);
+    header.update(software);
     return {};
   }
 

@@ -106,17 +106,16 @@ class ReportTest : public testing::Test {
   }
   std::string Chain(const std::string& name, const std::string& arm, size_t right) const {
     Json header = Common(kHopKind);
-    AddFacts({{"task", "gsm8k"},
-              {"arm", arm},
-              {"hand_over", "cards"},
-              {"hops", 2},
-              {"chains", 10},
-              {"cache_token_bytes", 256},
-              {"cache_code_bits", 16},
-              {"cache_total_bits", 16},
-              {"cache_type_k", "f16"},
-              {"cache_type_v", "f16"}},
-             &header);
+    header.update({{"task", "gsm8k"},
+                   {"arm", arm},
+                   {"hand_over", "cards"},
+                   {"hops", 2},
+                   {"chains", 10},
+                   {"cache_token_bytes", 256},
+                   {"cache_code_bits", 16},
+                   {"cache_total_bits", 16},
+                   {"cache_type_k", "f16"},
+                   {"cache_type_v", "f16"}});
     std::vector<Json> lines;
     for (size_t i = 0; i < 10; ++i) {
       for (size_t hop = 0; hop < 2; ++hop) {

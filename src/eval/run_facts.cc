@@ -83,8 +83,4 @@ std::string TextDigest(const Model& model, const std::string& text) {
   return ToHex(Blake2b({reinterpret_cast<const uint8_t*>(tokens.data()), tokens.size() * sizeof(int32_t)}));
 }
 
-void AddFacts(const Json& facts, Json* json) {
-  for (const auto& [key, value] : facts.items()) (*json)[key] = value;
-}
-
 }  // namespace qkvshare

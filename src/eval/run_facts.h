@@ -30,7 +30,4 @@ nlohmann::ordered_json ProducerFacts();
 // The digest of a text that contexts are made of by repeating it: the same for contexts of any length.
 std::string TextDigest(const Model& model, const std::string& text);
 
-// Adds the members of an object to another.
-void AddFacts(const nlohmann::ordered_json& facts, nlohmann::ordered_json* json);
-
 }  // namespace qkvshare

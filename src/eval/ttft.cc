@@ -195,12 +195,12 @@ class TtftMeasurement {
               {"batch", request_.session.batch},
               {"files", "in the page cache"},
               {"left_out", std::move(left_out)}};
-    AddFacts(ModelFacts(model_), &header);
-    AddFacts(SessionFacts(session), &header);
+    header.update(ModelFacts(model_));
+    header.update(SessionFacts(session));
     QKV_ASSIGN_OR_RETURN(const Json software, SoftwareFacts());
-    AddFacts(software, &header);
+    header.update(software);
     header["machine"] = MachineFacts();
-    AddFacts(request_.complete_facts, &header);
+    if (request_.complete_facts.is_object()) header.update(request_.complete_facts);
     return {};
   }
 
