@@ -15,8 +15,8 @@ std::vector<SegmentReader> HopReaders(size_t hop, size_t hops, bool for_all) {
   return readers;
 }
 
-std::vector<Segment> SegmentsOfPrompt(size_t hop, size_t hops, const HopChain& chain, std::span<const int32_t> prompt,
-                                      const Model& model) {
+std::vector<Segment> SegmentsOfPrompt(size_t hop, size_t hops, const HopChain& chain,
+                                      const std::vector<int32_t>& prompt, const Model& model) {
   const std::string owner = fmt::format("hop {}", hop);
   std::vector<Segment> segments;
   if (hop == 0) segments = SegmentsOf(model, chain.messages, prompt, owner);

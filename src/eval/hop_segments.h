@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "card/card_info.h"
@@ -16,7 +15,7 @@ namespace qkvshare {
 std::vector<SegmentReader> HopReaders(size_t hop, size_t hops, bool for_all);
 
 // Of `prompt`, the tokens that the hop reads. The whole of it where messages cannot be found in it.
-std::vector<Segment> SegmentsOfPrompt(size_t hop, size_t hops, const HopChain& chain, std::span<const int32_t> prompt,
-                                      const Model& model);
+std::vector<Segment> SegmentsOfPrompt(size_t hop, size_t hops, const HopChain& chain,
+                                      const std::vector<int32_t>& prompt, const Model& model);
 
 }  // namespace qkvshare
