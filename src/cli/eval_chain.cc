@@ -94,7 +94,7 @@ std::vector<std::string> FilesOf(const std::string& folder, const std::vector<Ch
 class ArmProgress {
  public:
   // answers: of the whole arm.
-  ArmProgress(std::string label, size_t answers) : all_(answers), line_(label + ": ") {}
+  ArmProgress(const std::string& label, size_t answers) : all_(answers), line_(label + ": ") {}
 
   void Show(size_t done, size_t hop) {
     if (!first_) first_ = done;

@@ -27,7 +27,10 @@ TEST(SeededRandomTest, IsSplitMix64) {
 TEST(SeededRandomTest, DrawsWithinItsBounds) {
   SeededRandom random(1);
   std::vector<int> counts(7);
-  for (int i = 0; i < 7000; ++i) ++counts[static_cast<size_t>(random.Within(-3, 3) + 3)];
+  for (int i = 0; i < 7000; ++i) {
+    const int drawn = random.Within(-3, 3);
+    ++counts[static_cast<size_t>(3 + drawn)];
+  }
   for (const int count : counts) EXPECT_NEAR(count, 1000, 150);  // five standard deviations
   std::vector<int> items = {1, 2, 3, 4, 5};
   random.Shuffle(&items);

@@ -1,5 +1,6 @@
 #include "eval/chain_protocol.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -26,10 +27,10 @@ class ChainProtocolTest : public SessionTest {
     std::vector<GsmProblem> problems;
     for (size_t i = 0; i < count; ++i) {
       const std::string number = std::to_string(i + 1);
-      problems.push_back({"How many " + name + " are " + number + "?",
-                          "They are " + number + " + 0 = " + number + ".\n#### " + number,
+      problems.push_back({fmt::format("How many {} are {}?", name, number),
+                          fmt::format("They are {0} + 0 = {0}.\n#### {0}", number),
                           number,
-                          {number + "+0=" + number}});
+                          {fmt::format("{0}+0={0}", number)}});
     }
     return problems;
   }

@@ -71,9 +71,10 @@ Result<FidelitySummary> Summarize(const FileGroup& group, std::span<const std::s
   for (const ReportFile* file : group.files) {
     for (size_t i = 0; i < file->results.lines.size(); ++i) {
       Result<FidelityLine> line = ParseFidelityLine(file->results.lines[i]);
-      if (!line)
+      if (!line) {
         return Status(line.status().code(),
                       fmt::format("{}: result {}: {}", file->path, i + 1, line.status().message()));
+      }
       lines.push_back(std::move(*line));
     }
   }
