@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include <cmath>
 #include <vector>
 
@@ -26,12 +28,11 @@ TEST(SeededRandomTest, IsSplitMix64) {
 
 TEST(SeededRandomTest, DrawsWithinItsBounds) {
   SeededRandom random(1);
-  std::vector<int> counts(7);
-  for (int i = 0; i < 7000; ++i) {
-    const int drawn = random.Within(-3, 3);
-    ++counts[static_cast<size_t>(3 + drawn)];
-  }
-  for (const int count : counts) EXPECT_NEAR(count, 1000, 150);  // five standard deviations
+  std::map<int, int> counts;
+  for (int i = 0; i < 7000; ++i) ++counts[random.Within(-3, 3)];
+  EXPECT_EQ(counts.size(), 7u);
+  EXPECT_EQ(counts.begin()->first, -3);
+  for (const auto& [drawn, count] : counts) EXPECT_NEAR(count, 1000, 150) << drawn;  // five standard deviations
   std::vector<int> items = {1, 2, 3, 4, 5};
   random.Shuffle(&items);
   std::vector<int> sorted = items;
