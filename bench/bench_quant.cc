@@ -19,6 +19,7 @@
 #include "card/card.h"
 #include "card/card_test_util.h"
 #include "quant/block.h"
+#include "quant/error_metric.h"
 #include "quant/kernels.h"
 
 namespace qkvshare {
@@ -94,6 +95,37 @@ void BM_QuantizeRow(benchmark::State& state) {
   Count(state, 1, dim * sizeof(Half));
 }
 
+// Of queries in as many directions as there are channels, which is as slow as others.
+ErrorMetric Metric(size_t dim) {
+  std::mt19937 random(2);
+  std::normal_distribution<float> normal(0, 1);
+  std::vector<float> moments(dim * dim);
+  std::vector<float> query(dim);
+  for (size_t i = 0; i < 4 * dim; ++i) {
+    for (float& x : query) x = normal(random);
+    AddMoments(query, moments.data());
+  }
+  return *MakeErrorMetric(moments, dim);
+}
+
+void BM_RoundTile(benchmark::State& state) {
+  const Kernels& kernels = SetOf(state);
+  const size_t dim = DimOf(state);
+  const ErrorMetric metric = Metric(dim);
+  alignas(64) std::array<float, kTileTokens * kMaxHeadDim> x;
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal(0, 1);
+  for (float& value : x) value = normal(random);
+  std::vector<uint8_t> codes(kTileTokens * dim);
+  std::array<RowScale, kTileTokens> scales;
+  std::array<float, kTileTokens> costs;
+  for ([[maybe_unused]] auto _ : state) {
+    kernels.round_tile(metric, x.data(), kTileTokens, BitsOf(state), codes.data(), scales.data(), costs.data());
+    benchmark::ClobberMemory();
+  }
+  Count(state, kTileTokens, dim * sizeof(Half));
+}
+
 void BM_TransformRow(benchmark::State& state) {
   const Kernels& kernels = SetOf(state);
   const size_t dim = DimOf(state);
@@ -128,6 +160,7 @@ std::vector<int64_t> Sets() {
 }
 BENCHMARK(BM_TransformRow)->ArgNames({"set", "dim"})->ArgsProduct({Sets(), {64, 128}});
 BENCHMARK(BM_QuantizeRow)->ArgNames({"set", "dim", "bits"})->ArgsProduct({Sets(), {64, 128}, {2, 4, 8}});
+BENCHMARK(BM_RoundTile)->ArgNames({"set", "dim", "bits"})->ArgsProduct({Sets(), {64, 128}, {2, 4}});
 BENCHMARK(BM_RestoreRow)->ArgNames({"set", "dim", "bits"})->ArgsProduct({Sets(), {64, 128}, {2, 4, 8}});
 
 // ---- Blocks: 8,192 tokens of one of two heads. Packed ones fit the caches, the rows do not ----

@@ -280,6 +280,9 @@ typedef struct qkv_pack_options {
   /* Cards of earlier receivers of this context, for their anchors; none that continues another. May be NULL. */
   const qkv_card* const* anchor_cards;
   size_t anchor_card_count;
+  /* Of keys of 2 and 4 bits: "queries" (those that keep_attention kept see least of the errors), "nearest", or "auto":
+   * queries, where there are some. NULL: "auto". The card says which it was. */
+  const char* rounding;
 } qkv_pack_options;
 
 QKV_API qkv_status qkv_pack_options_default(qkv_pack_options* options, size_t struct_size);

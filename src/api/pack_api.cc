@@ -49,6 +49,7 @@ Status ReadPolicy(const qkv_pack_options& options, PackOptions* pack) {
   if (pack->features.NeedsPredictions()) {
     return {StatusCode::kUnsupported, "features: confidence and next_entropy are not to be had here; leave them out"};
   }
+  QKV_ASSIGN_OR_RETURN(pack->rounding, qkvshare::KeyRoundingFromName(TextOr(options.rounding, "auto")));
   QKV_ASSIGN_OR_RETURN(pack->levels, qkvshare::ParseLevels(TextOr(options.levels, "")));
   pack->policy_seed = options.seed;
   pack->alpha = options.alpha;

@@ -122,6 +122,7 @@ CardContent ContentOf(const std::vector<CardRange>& links, const CardRange* of_c
   content.identity = last.identity();
   content.info.features = AllFeatures(links);
   content.info.cache_type = Joined(links, &CardInfo::cache_type);
+  content.info.rounding = Joined(links, &CardInfo::rounding);
   content.hop = last.hop();
   content.protected_tokens = last.protected_tokens();
   while (of_codes->card->profile().kind == ProfileKind::kInherited) --of_codes;  // the parent has the same

@@ -83,6 +83,7 @@ Status ParseInfo(const json& object, CardInfo* info) {
   QKV_RETURN_IF_ERROR(GetText(object, "created", &info->created));
   QKV_RETURN_IF_ERROR(GetText(object, "writer", &info->writer));
   QKV_RETURN_IF_ERROR(GetText(object, "cache_type", &info->cache_type));
+  QKV_RETURN_IF_ERROR(GetText(object, "rounding", &info->rounding));
   const json* features = nullptr;
   QKV_RETURN_IF_ERROR(GetArray(object, "features", &features));
   for (const json& feature : *features) {
@@ -145,7 +146,8 @@ std::string CardInfoToJson(const CardInfo& info) {
   }
   json object = {{"model_name", info.model_name}, {"architecture", info.architecture}, {"sender", info.sender},
                  {"policy", info.policy},         {"created", info.created},           {"writer", info.writer},
-                 {"features", info.features},     {"cache_type", info.cache_type},     {"segments", segments}};
+                 {"features", info.features},     {"cache_type", info.cache_type},     {"rounding", info.rounding},
+                 {"segments", segments}};
   for (const ContextCard& entry : info.context) {
     object["context"].push_back({{"card", ToHex(entry.card)}, {"tokens", entry.tokens}});
   }

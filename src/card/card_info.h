@@ -48,6 +48,7 @@ struct CardInfo {
   std::vector<Segment> segments;           // cover all tokens in order
   std::vector<std::string> features = {};  // what the policy looked at
   std::string cache_type = {};             // of the sender's context: "f16", or "q8_0/q4_0" for keys and values
+  std::string rounding = {};               // of keys of 2 and 4 bits: "queries" or "nearest"
   // All that came before the card's own tokens, one after the other from position 0 on. Empty where that is the context
   // of the parent, and the parent.
   std::vector<ContextCard> context = {};

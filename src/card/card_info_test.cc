@@ -14,7 +14,8 @@ CardInfo Example() {
           "w",
           {{"system", "a", "", 0, 3, {{"r", 2}}}, {"user", "b", "ff", 3, 2}},
           {"attention"},
-          "f16"};
+          "f16",
+          "queries"};
 }
 
 CardInfo WithContext() {
@@ -71,6 +72,8 @@ TEST(CardInfoTest, HostileTextIsRefused) {
       {Replace(good, "[\"attention\"]", "\"attention\""), "'features'"},
       {Replace(good, "[\"attention\"]", "[1]"), "a feature is not a string"},
       {Replace(good, "\"cache_type\":\"f16\"", "\"cache_type\":16"), "'cache_type'"},
+      {Replace(good, "\"rounding\":\"queries\"", "\"rounding\":true"), "'rounding'"},
+      {Replace(good, "\"rounding\"", "\"other\""), "'rounding'"},
       {Replace(good, "\"tokens\":3", "\"tokens\":-3"), "'tokens'"},
       {Replace(good, "\"tokens\":3", "\"tokens\":3.0"), "'tokens'"},
       {Replace(good, "\"tokens\":3", "\"tokens\":\"3\""), "'tokens'"},

@@ -199,7 +199,7 @@ std::vector<std::pair<int, Break>> SectionCases() {
   };
   const std::string segment = R"({"role":"user","owner":"","parent":"","first_token":0,"tokens":8,"readers":[]})";
   const std::string info_start =
-      R"({"model_name":"","architecture":"","sender":"","policy":"","created":"","writer":"","features":[],"cache_type":"","segments":[)";
+      R"({"model_name":"","architecture":"","sender":"","policy":"","created":"","writer":"","features":[],"cache_type":"","rounding":"","segments":[)";
   const std::string info = info_start + segment + "]}";
   const std::string all_tokens = R"({"role":"","owner":"","parent":"","first_token":0,"tokens":9,"readers":[]})";
   const std::string of_context =

@@ -12,13 +12,15 @@ namespace qkvshare {
 using namespace card_format;  // NOLINT(google-build-using-namespace): this file is the format
 
 Result<PackedCard> PackCard(const KvView& kv, const BitPlan& plan, const KeyProfiles& profiles,
-                            const CardContent& content, int threads) {
+                            const CardContent& content, int threads, const KeyMetrics& metrics) {
   QKV_ASSIGN_OR_RETURN(const Kernels* kernels, SelectKernels());
   const ChannelProfile none;
   const auto quantize = [&](const BlockPlace& place, const TokenOrder& order, const BlockLayout& layout, uint8_t* out) {
     const bool has_profile = place.side == Side::kKeys && !profiles.empty();
     const ChannelProfile& profile = has_profile ? profiles[place.layer][place.kv_head] : none;
-    const BlockCodec codec(*kernels, place.side, layout.dim, profile);
+    const bool in_metric = place.side == Side::kKeys && !metrics.empty();
+    const BlockCodec codec(*kernels, place.side, layout.dim, profile,
+                           in_metric ? &metrics[place.layer][place.kv_head] : nullptr);
     return codec.Pack(kv.head(place.layer, place.side, place.kv_head), order, layout, out);
   };
   return AssembleCard({kv.tokens, ShapesOf(kv), plan, profiles, content}, threads, quantize);

@@ -12,6 +12,7 @@
 #include "quant/anchor.h"
 #include "quant/bit_plan.h"
 #include "quant/channel_profile.h"
+#include "quant/error_metric.h"
 #include "quant/kv_view.h"
 
 namespace qkvshare {
@@ -53,10 +54,10 @@ class PackedCard {
   std::vector<std::vector<uint8_t>> sections_;
 };
 
-// Quantizes kv by the plan. kInvalidArgument where sizes do not agree, kNonFinite naming layer and token, kOutOfRange
-// past a limit of the format.
+// Quantizes kv by the plan, keys of 2 and 4 bits in their metrics where there are some. kInvalidArgument where sizes do
+// not agree, kNonFinite naming layer and token, kOutOfRange past a limit of the format.
 Result<PackedCard> PackCard(const KvView& kv, const BitPlan& plan, const KeyProfiles& profiles,
-                            const CardContent& content, int threads);
+                            const CardContent& content, int threads, const KeyMetrics& metrics = {});
 
 // Bytes of a card less those that grow with the plan: what a byte budget has to set aside (at most; alignment counted
 // in full).

@@ -12,7 +12,7 @@ namespace qkvshare::card_format {
 
 inline constexpr std::array<char, 8> kMagic = {'Q', 'K', 'V', 'C', 'A', 'R', 'D', '\n'};
 inline constexpr uint32_t kVersion = 0;
-inline constexpr uint32_t kDraft = 3;  // of version 0; drafts do not read each other
+inline constexpr uint32_t kDraft = 4;  // of version 0; drafts do not read each other
 inline constexpr size_t kSectionAlignment = 64;
 
 // Limits that a reader checks before it trusts a count.

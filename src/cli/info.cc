@@ -99,6 +99,7 @@ void PrintInfo(const Card& card) {
   if (adjusted > 0) line("adjusted", fmt::format("{} layers have other widths than the levels say", adjusted));
   if (windowed > 0) line("windows", fmt::format("{} layers have a sliding window", windowed));
   line("cache", info.cache_type);
+  line("rounding", info.rounding);
   line("written", fmt::format("{} by {}", info.created, info.writer));
   line("size", fmt::format("{} ({} payload); F16: {}, {:.2f} times as much", FormatBytes(card.file_bytes()),
                            FormatBytes(card.payload_bytes()), FormatBytes(card.fp16_bytes()),

@@ -70,9 +70,9 @@ Status PrefillPrompt(const std::vector<int32_t>& tokens, Session* session, PackO
   const InterruptScope interrupt([&] { session->Cancel(); });
   ProgressLine line("reading");
   PrefillOptions prefill;
-  if (options->policy != Policy::kUniform) {
-    prefill.window = kWindowTokens;
-    prefill.window_stride = kWindowStride;
+  if (session->flash_attention()) {
+    prefill.window = getenv("QKV_WIN") ? atoi(getenv("QKV_WIN")) : kWindowTokens;
+    prefill.window_stride = getenv("QKV_STRIDE") ? atoi(getenv("QKV_STRIDE")) : kWindowStride;
   }
   PredictionMeter meter(session->model(), tokens);
   if (options->features.NeedsPredictions()) {

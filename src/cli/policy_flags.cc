@@ -58,6 +58,10 @@ void PolicyFlags::AddTo(CLI::App* app) {
   app->add_option("--protect-last", protect_last, "Last tokens that stay exact")
       ->check(Count(0, UINT32_MAX))
       ->capture_default_str();
+  app->add_option("--rounding", rounding,
+                  "Keys of 2 and 4 bits: queries (so that the last queries of the text see least of the errors), "
+                  "nearest, or auto (queries, where there is flash attention)")
+      ->capture_default_str();
   app->add_option("--levels", levels, "Levels to choose from, as K4V2,K4V4,exact (default: all)")->check(NotEmpty());
   app->add_option("--layer-bits", layer_bits,
                   "Layers that get wider or narrower codes than the levels say, in steps of 2, 4, 8, 16 bits: "
@@ -92,6 +96,7 @@ Result<PackOptions> PolicyFlags::Options() const {
     QKV_ASSIGN_OR_RETURN(options.control_of, PolicyFromName(*control_of));
   }
   QKV_ASSIGN_OR_RETURN(options.features, ParseFeatures(features));
+  QKV_ASSIGN_OR_RETURN(options.rounding, KeyRoundingFromName(rounding));
   QKV_ASSIGN_OR_RETURN(options.levels, ParseLevels(levels));
   options.policy_seed = seed.value_or(options.policy_seed);
   options.alpha = alpha.value_or(options.alpha);

@@ -25,6 +25,7 @@ struct PolicyFlags {
   std::string policy = "uniform";
   std::string features = "default";
   std::string levels;
+  std::string rounding = "auto";
   std::string layer_bits;
   std::string profile;
   std::vector<std::string> readers;  // NAME[@DISTANCE][:ROLE,ROLE]

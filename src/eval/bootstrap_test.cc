@@ -2,9 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include <map>
-
 #include <cmath>
+#include <map>
 #include <vector>
 
 #include "eval/seeded_random.h"

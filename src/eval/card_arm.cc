@@ -20,8 +20,8 @@
 namespace qkvshare {
 namespace {
 
-constexpr std::array<const char*, 10> kKeys = {"alpha",  "features", "levels",     "protect", "seed",
-                                               "layers", "profile",  "control_of", "inject",  "max_bytes"};
+constexpr std::array<const char*, 11> kKeys = {"alpha",   "features",   "levels", "protect",   "seed",    "layers",
+                                               "profile", "control_of", "inject", "max_bytes", "rounding"};
 constexpr std::array<Feature, 3> kReceiverFeatures = {Feature::kPrior, Feature::kAnchors, Feature::kProbe};
 constexpr const char* kOracle = "oracle";
 constexpr const char* kExact = "exact";
@@ -146,6 +146,7 @@ class Parser {
     if (key == "features") return Assign(ParseFeatures(FeatureList(value)), &pack.features);
     if (key == "levels") return Assign(ParseLevels(Replace(value, '/', ',')), &pack.levels);
     if (key == "control_of") return Assign(PolicyFromName(value), &pack.control_of);
+    if (key == "rounding") return Assign(KeyRoundingFromName(value), &pack.rounding);
     if (key == "layers") {
       arm_.layer_bits = Replace(value, '/', ',');
       return {};
@@ -176,7 +177,7 @@ class Parser {
     const bool uniform = pack.policy == Policy::kUniform;
     if (uniform && Given("features")) return Invalid("features: policy uniform looks at none; leave them out");
     if (uniform && pack.max_bytes == 0 && pack.code_bits == kExactBits) {
-      for (const char* key : {"levels", "protect", "layers", "profile"}) {
+      for (const char* key : {"levels", "protect", "layers", "profile", "rounding"}) {
         if (Given(key)) return Invalid(fmt::format("{}: at 16 bits every token is exact; leave it out", key));
       }
     }
@@ -221,6 +222,7 @@ class Parser {
     add(!levels.empty(), "levels", fmt::format("{}", fmt::join(levels, "/")));
     add(pack.protected_tokens != 0, "protect", std::to_string(pack.protected_tokens));
     add(pack.policy_seed != usual.policy_seed, "seed", std::to_string(pack.policy_seed));
+    add(pack.rounding != usual.rounding, "rounding", KeyRoundingName(pack.rounding));
     add(!arm_.layer_bits.empty(), "layers", Replace(arm_.layer_bits, ',', '/'));
     // Results name no folders; the header has the profile's digest.
     if (Given("profile")) add(true, "profile", std::filesystem::path(options_.at("profile")).filename().string());

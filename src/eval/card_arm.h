@@ -30,7 +30,7 @@ struct CardArm {
 //
 //   alpha=SHARE features=NAME+NAME seed=N control_of=POLICY    as the flags of `pack`; features: default, full, -NAME
 //   too levels=K4V2/K4V4 protect=TOKENS max_bytes=N                with / between levels layers=0-2:k=1/v=1;20:v=-1 as
-//   --layer-bits, with / for the comma profile=FILE inject=fused|restore
+//   --layer-bits, with / for the comma profile=FILE rounding=queries|nearest inject=fused|restore
 //
 // Defaults are those of `pack`; cards are attached. Of oracle, alpha is 0: its card goes by the receiver alone.
 // kInvalidArgument names an unknown or repeated key, a value that is none, or an option that the arm would pass over;

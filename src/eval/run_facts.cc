@@ -68,6 +68,7 @@ Json PackFacts(const PackOptions& options) {
           {"code_bits", options.code_bits},
           {"max_bytes", options.max_bytes},
           {"protected_tokens", options.protected_tokens},
+          {"rounding", KeyRoundingName(options.rounding)},
           {"levels", levels},
           {"layers", LayersJson(options.layers)},
           {"profile", options.profile == nullptr ? "" : ToHex(options.profile->id)}};

@@ -1,8 +1,47 @@
 #include "policy/attention_window.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <string>
 
 namespace qkvshare {
+
+Status CheckWindow(const KvView& kv, const AttentionWindow& window) {
+  const auto invalid = [](const std::string& what) {
+    return Status(StatusCode::kInvalidArgument, "attention window: " + what);
+  };
+  if (window.empty()) return invalid("it holds no queries");
+  if (window.layers.size() != kv.layers.size()) {
+    return invalid(fmt::format("{} layers, but the cache has {}", window.layers.size(), kv.layers.size()));
+  }
+  for (size_t i = 0; i < kv.layers.size(); ++i) {
+    const LayerQueries& queries = window.layers[i];
+    const LayerShape& shape = kv.layers[i].shape;
+    if (queries.dim != shape.key_dim || queries.heads == 0 || queries.heads % shape.kv_heads != 0 ||
+        queries.q.size() != window.queries() * queries.heads * queries.dim) {
+      return invalid(fmt::format("queries of layer {} do not fit the cache", i));
+    }
+  }
+  for (const uint32_t last : window.last_visible) {
+    if (std::min<size_t>(last + size_t{1}, window.end) > kv.tokens)
+      return invalid("a query sees tokens past the cache");
+  }
+  return {};
+}
+
+AttentionWindow LastQueries(const AttentionWindow& window, size_t queries) {
+  if (window.queries() <= queries) return window;
+  AttentionWindow last;
+  last.end = window.end;
+  last.last_visible.assign(window.last_visible.end() - static_cast<ptrdiff_t>(queries), window.last_visible.end());
+  for (const LayerQueries& layer : window.layers) {
+    LayerQueries& kept =
+        last.layers.emplace_back(LayerQueries{layer.heads, layer.dim, layer.scale, layer.softcap, layer.window, {}});
+    kept.q.assign(layer.q.end() - static_cast<ptrdiff_t>(queries * layer.heads * layer.dim), layer.q.end());
+  }
+  return last;
+}
 
 void ThinWindow(uint32_t stride, AttentionWindow* window) {
   const size_t queries = window->queries();

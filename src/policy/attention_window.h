@@ -5,6 +5,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "qkvshare/status.h"
+#include "quant/kv_view.h"
+
 namespace qkvshare {
 
 // Queries of one layer, with their position (RoPE) applied.
@@ -26,6 +29,12 @@ struct AttentionWindow {
   size_t queries() const { return last_visible.size(); }
   bool empty() const { return last_visible.empty(); }
 };
+
+// Whether its queries fit the cache and see no token past it: kInvalidArgument.
+Status CheckWindow(const KvView& kv, const AttentionWindow& window);
+
+// The last queries of a window, at most `queries`.
+AttentionWindow LastQueries(const AttentionWindow& window, size_t queries);
 
 // Keeps every stride-th query, counted from the last.
 void ThinWindow(uint32_t stride, AttentionWindow* window);

@@ -22,6 +22,26 @@ AttentionWindow MakeWindow(size_t queries) {
   return window;
 }
 
+TEST(LastQueries, KeepsTheLast) {
+  AttentionWindow window = MakeWindow(9);
+  window.end = 103;
+  window.layers[1].softcap = 7;
+  const AttentionWindow last = LastQueries(window, 4);
+  const AttentionWindow more = MakeWindow(9);
+  EXPECT_EQ(last.last_visible, (std::vector<uint32_t>{105, 106, 107, 108}));
+  EXPECT_EQ(last.end, 103u);
+  ASSERT_EQ(last.layers.size(), 2u);
+  EXPECT_EQ(last.layers[1].softcap, 7);
+  for (size_t layer = 0; layer < 2; ++layer) {
+    const std::vector<float>& all = more.layers[layer].q;
+    const size_t row = more.layers[layer].heads * more.layers[layer].dim;
+    EXPECT_EQ(last.layers[layer].q, std::vector<float>(all.end() - static_cast<ptrdiff_t>(4 * row), all.end()));
+    EXPECT_EQ(last.layers[layer].heads, more.layers[layer].heads);
+  }
+  EXPECT_EQ(LastQueries(window, 9).last_visible, window.last_visible);
+  EXPECT_EQ(LastQueries(window, 100).layers[0].q, window.layers[0].q);
+}
+
 TEST(ThinWindow, KeepsEveryStridethQueryFromTheLast) {
   for (const uint32_t stride : {1u, 2u, 3u, 4u, 7u, 100u}) {
     for (const size_t queries : {1u, 2u, 7u, 8u, 9u, 12u}) {

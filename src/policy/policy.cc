@@ -80,6 +80,7 @@ Result<PlanCosts> MeasureScoredCosts(const PlanInput& input, const PlanRequest& 
   options.attention = features.Has(Feature::kAttention);
   options.spread = features.Has(Feature::kVariance) || features.Has(Feature::kEntropy);
   options.layers = request.limits.layers;
+  options.metrics = input.metrics;
   options.earlier = input.earlier;
   options.threads = request.threads;
   QKV_ASSIGN_OR_RETURN(MeasuredCosts measured, MeasureTokenCosts(input.kv, input.profiles, input.window, options));

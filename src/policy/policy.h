@@ -62,6 +62,7 @@ struct PlanInput {
   std::span<const int32_t> token_ids{};
   std::span<const TokenPrediction> predictions{};  // for confidence and next_entropy
   const Transferability& transfer;
+  const KeyMetrics* metrics = nullptr;   // in which keys will be rounded
   const EarlierRows* earlier = nullptr;  // that the queries see too, before those of kv
 };
 

@@ -171,7 +171,9 @@ class WindowMeasurement {
     QKV_ASSIGN_OR_RETURN(const Kernels* kernels, SelectKernels());
     const ChannelProfile none;
     const ChannelProfile& profile = profiles_.empty() ? none : profiles_[layer][head];
-    const BlockCodec key_codec(*kernels, Side::kKeys, shape.key_dim, profile);
+    const ErrorMetric* metric =
+        options_.metrics != nullptr && !options_.metrics->empty() ? &(*options_.metrics)[layer][head] : nullptr;
+    const BlockCodec key_codec(*kernels, Side::kKeys, shape.key_dim, profile, metric);
     const BlockCodec value_codec(*kernels, Side::kValues, shape.value_dim, none);
     HeadPart part;
     HeadCosts key_errors;
@@ -236,29 +238,6 @@ class WindowMeasurement {
   std::vector<uint32_t> layers_;                      // that are measured
   std::vector<std::pair<uint32_t, uint32_t>> heads_;  // layer, KV head
 };
-
-Status CheckWindow(const KvView& kv, const AttentionWindow& window) {
-  const auto invalid = [](const std::string& what) {
-    return Status(StatusCode::kInvalidArgument, "attention window: " + what);
-  };
-  if (window.empty()) return invalid("it holds no queries");
-  if (window.layers.size() != kv.layers.size()) {
-    return invalid(fmt::format("{} layers, but the cache has {}", window.layers.size(), kv.layers.size()));
-  }
-  for (size_t i = 0; i < kv.layers.size(); ++i) {
-    const LayerQueries& queries = window.layers[i];
-    const LayerShape& shape = kv.layers[i].shape;
-    if (queries.dim != shape.key_dim || queries.heads == 0 || queries.heads % shape.kv_heads != 0 ||
-        queries.q.size() != window.queries() * queries.heads * queries.dim) {
-      return invalid(fmt::format("queries of layer {} do not fit the cache", i));
-    }
-  }
-  for (const uint32_t last : window.last_visible) {
-    if (std::min<size_t>(last + size_t{1}, window.end) > kv.tokens)
-      return invalid("a query sees tokens past the cache");
-  }
-  return {};
-}
 
 }  // namespace
 

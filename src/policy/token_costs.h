@@ -11,6 +11,7 @@
 #include "qkvshare/status.h"
 #include "quant/bit_plan.h"
 #include "quant/channel_profile.h"
+#include "quant/error_metric.h"
 #include "quant/kv_view.h"
 
 namespace qkvshare {
@@ -44,6 +45,7 @@ struct CostOptions {
   bool spread = false;                      // also measures squares and log_mass
   std::span<const LayerAdjustment> layers;  // one a layer, or empty
   const EarlierRows* earlier = nullptr;     // that queries see too, before those of kv; null: none
+  const KeyMetrics* metrics = nullptr;      // in which keys are rounded; null or empty: none
   size_t measured_rows = kMeasuredRows;
   size_t layer_step = 1;  // measures every such one of the layers that have the same window, the last included
   int threads = 1;

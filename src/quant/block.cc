@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 namespace qkvshare {
 namespace {
@@ -13,6 +14,7 @@ namespace {
 // Aligned to cache lines: vectors that cross them are slow.
 struct alignas(64) Row : std::array<float, kMaxHeadDim> {};
 struct alignas(64) TileCodes : std::array<uint8_t, kTileTokens * kMaxHeadDim> {};
+struct alignas(64) TileColumns : std::array<float, kTileTokens * kMaxHeadDim> {};
 
 }  // namespace
 
@@ -43,8 +45,14 @@ BlockLayout BlockLayout::Make(size_t dim, std::span<const int> level_bits, std::
   return layout;
 }
 
-BlockCodec::BlockCodec(const Kernels& kernels, Side side, size_t dim, const ChannelProfile& profile)
-    : kernels_(kernels), side_(side), dim_(dim), rotation_block_(RotationBlock(dim)), has_profile_(!profile.empty()) {
+BlockCodec::BlockCodec(const Kernels& kernels, Side side, size_t dim, const ChannelProfile& profile,
+                       const ErrorMetric* metric)
+    : kernels_(kernels),
+      side_(side),
+      dim_(dim),
+      rotation_block_(RotationBlock(dim)),
+      has_profile_(!profile.empty()),
+      metric_(metric) {
   for (size_t c = 0; c < profile.mean.size(); ++c) {
     mean_[c] = HalfToFloat(profile.mean[c]);
     scale_[c] = HalfToFloat(profile.scale[c]);
@@ -66,34 +74,64 @@ void BlockCodec::TransformQuery(float* query) const {
   kernels_.rotate(query, dim_, rotation_block_);
 }
 
-Status BlockCodec::MeasureErrors(const HeadRows& rows, int bits, float* errors) const {
+// Up to kTileTokens rows. codes: [n, dim]; scales, errors: [n].
+Status BlockCodec::QuantizeTile(const HeadRows& rows, const uint32_t* tokens, size_t n, int bits, uint8_t* codes,
+                                RowScale* scales, float* errors) const {
   const RowSpace space = Space();
   Row x;
-  std::array<uint8_t, kMaxHeadDim> codes;
-  RowScale scale = 0;
+  if (!InMetric(bits)) {
+    for (size_t i = 0; i < n; ++i) {
+      if (!kernels_.transform_row(rows.row(tokens[i]), space, x.data())) return NonFinite(tokens[i]);
+      errors[i] = kernels_.quantize_row(x.data(), dim_, bits, codes + i * dim_, scales + i);
+    }
+    return {};
+  }
+  TileColumns columns;
+  std::fill_n(columns.begin(), dim_ * kTileTokens, 0.0f);
+  for (size_t i = 0; i < n; ++i) {
+    if (!kernels_.transform_row(rows.row(tokens[i]), space, x.data())) return NonFinite(tokens[i]);
+    for (size_t c = 0; c < dim_; ++c) columns[c * kTileTokens + i] = x[c];
+  }
+  kernels_.round_tile(*metric_, columns.data(), n, bits, codes, scales, errors);
+  return {};
+}
+
+// At 16 bits there are none.
+Status BlockCodec::CheckExact(const HeadRows& rows, float* errors) const {
   for (size_t token = 0; token < rows.tokens; ++token) {
-    if (!kernels_.transform_row(rows.row(token), space, x.data())) return NonFinite(token);
-    errors[token] = bits == 16 ? 0.0f : kernels_.quantize_row(x.data(), dim_, bits, codes.data(), &scale);
+    if (!std::all_of(rows.row(token), rows.row(token) + dim_, IsFiniteHalf)) return NonFinite(token);
+    errors[token] = 0;
+  }
+  return {};
+}
+
+Status BlockCodec::MeasureErrors(const HeadRows& rows, int bits, float* errors) const {
+  if (bits == 16) return CheckExact(rows, errors);
+  TileCodes codes;
+  std::array<RowScale, kTileTokens> scales;
+  std::array<uint32_t, kTileTokens> tokens;
+  for (size_t done = 0; done < rows.tokens; done += kTileTokens) {
+    const size_t n = std::min(kTileTokens, rows.tokens - done);
+    std::iota(tokens.begin(), tokens.end(), static_cast<uint32_t>(done));
+    QKV_RETURN_IF_ERROR(QuantizeTile(rows, tokens.data(), n, bits, codes.data(), scales.data(), errors + done));
   }
   return {};
 }
 
 Status BlockCodec::PackTileOf(const HeadRows& rows, const BlockLayout::Run& run, const uint32_t* tokens, size_t n,
                               uint8_t* tile, RowScale* scales) const {
-  const RowSpace space = Space();
-  Row x;
-  TileCodes codes;
+  if (run.bits < 16) {
+    TileCodes codes;
+    std::array<float, kTileTokens> errors;
+    QKV_RETURN_IF_ERROR(QuantizeTile(rows, tokens, n, run.bits, codes.data(), scales, errors.data()));
+    PackTile(side_, codes.data(), n, dim_, run.bits, tile);
+    return {};
+  }
   for (size_t i = 0; i < n; ++i) {
     const Half* row = rows.row(tokens[i]);
-    if (run.bits == 16) {
-      if (!std::all_of(row, row + dim_, IsFiniteHalf)) return NonFinite(tokens[i]);
-      std::memcpy(tile + i * dim_ * sizeof(Half), row, dim_ * sizeof(Half));
-    } else {
-      if (!kernels_.transform_row(row, space, x.data())) return NonFinite(tokens[i]);
-      kernels_.quantize_row(x.data(), dim_, run.bits, codes.data() + i * dim_, scales + i);
-    }
+    if (!std::all_of(row, row + dim_, IsFiniteHalf)) return NonFinite(tokens[i]);
+    std::memcpy(tile + i * dim_ * sizeof(Half), row, dim_ * sizeof(Half));
   }
-  if (run.bits < 16) PackTile(side_, codes.data(), n, dim_, run.bits, tile);
   return {};
 }
 

@@ -17,6 +17,7 @@
 #include "qkvshare/status.h"
 #include "quant/bit_plan.h"
 #include "quant/channel_profile.h"
+#include "quant/error_metric.h"
 #include "quant/half.h"
 #include "quant/kernels.h"
 #include "quant/kv_view.h"
@@ -50,8 +51,10 @@ struct BlockLayout {
 // The codec of one block: what turns a row into the space where it is quantized, and back.
 class BlockCodec {
  public:
-  // profile: of the keys; empty for values. Referenced, not copied. kernels: outlives the codec.
-  BlockCodec(const Kernels& kernels, Side side, size_t dim, const ChannelProfile& profile);
+  // profile: of the keys; empty for values. Referenced, not copied. kernels: outlives the codec. metric: that rows of 2
+  // and 4 bits are rounded in, over the space of the codes; null: an error's square. Outlives the codec.
+  BlockCodec(const Kernels& kernels, Side side, size_t dim, const ChannelProfile& profile,
+             const ErrorMetric* metric = nullptr);
 
   // out: layout.bytes. kNonFinite names the token.
   Status Pack(const HeadRows& rows, const TokenOrder& order, const BlockLayout& layout, uint8_t* out) const;
@@ -61,8 +64,8 @@ class BlockCodec {
   Status Unpack(const uint8_t* block, const TokenOrder& order, const BlockLayout& layout, size_t tokens, Half* out,
                 size_t stride) const;
 
-  // Squared quantization error of each row at `bits`, in the space of the codes. errors: [rows.tokens]. kNonFinite as
-  // Pack.
+  // Quantization error of each row at `bits`, in the space of the codes: squared, or its cost in the metric, where rows
+  // are rounded in one. errors: [rows.tokens]. kNonFinite as Pack.
   Status MeasureErrors(const HeadRows& rows, int bits, float* errors) const;
 
   // Takes a query [dim] to the same space, so that dot products with keys are kept (up to a term that is the same for
@@ -72,6 +75,10 @@ class BlockCodec {
  private:
   RowSpace Space() const;
   Status NonFinite(size_t token) const;
+  bool InMetric(int bits) const { return metric_ != nullptr && bits < 8; }
+  Status CheckExact(const HeadRows& rows, float* errors) const;
+  Status QuantizeTile(const HeadRows& rows, const uint32_t* tokens, size_t n, int bits, uint8_t* codes,
+                      RowScale* scales, float* errors) const;
   Status PackTileOf(const HeadRows& rows, const BlockLayout::Run& run, const uint32_t* tokens, size_t n, uint8_t* tile,
                     RowScale* scales) const;
   Status UnpackTileOf(const uint8_t* tile, const BlockLayout::Run& run, const uint32_t* tokens, size_t n,
@@ -82,6 +89,7 @@ class BlockCodec {
   size_t dim_;
   size_t rotation_block_;
   bool has_profile_;
+  const ErrorMetric* metric_;
   // Of each channel. Aligned to cache lines: vectors that cross them are slow.
   alignas(64) std::array<float, kMaxHeadDim> mean_;
   alignas(64) std::array<float, kMaxHeadDim> scale_;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "qkvshare/status.h"
+#include "quant/error_metric.h"
 #include "quant/half.h"
 #include "quant/row_scale.h"
 
@@ -41,6 +42,15 @@ struct Kernels {
   // with a least-squares refit of the scale; at 2 bits the scale then keeps the row's length instead.
   // Returns the squared error of the result, summed over the row.
   float (*quantize_row)(const float* x, size_t dim, int bits, uint8_t* codes, RowScale* scale);
+
+  // As quantize_row, but goes by the cost of errors in a metric: up to kTileTokens rows at 2 or 4 bits. x: [dim,
+  // kTileTokens], a row a column, zero past `rows`. codes: [rows, dim]; scales, costs: [rows].
+  //
+  // Each channel is rounded to the level nearest to its value less what the errors of the channels before it cost here
+  // (error feedback, which is Babai's nearest plane; GPTQ, arXiv 2210.17323, does it with weights). Of some steps on
+  // both grids the one is taken that leaves the least cost once its scale is refitted.
+  void (*round_tile)(const ErrorMetric& metric, const float* x, size_t rows, int bits, uint8_t* codes, RowScale* scales,
+                     float* costs);
 
   // The inverse of both: codes [dim] -> row [dim], rounded to FP16 and limited to its range.
   void (*restore_row)(const uint8_t* codes, int bits, RowScale scale, const RowSpace& space, Half* row);

@@ -11,6 +11,7 @@
 #include "quant/float4.h"
 #include "quant/kernels.h"
 #include "quant/kernels_common.h"
+#include "quant/round_tile_scalar.h"
 
 namespace qkvshare {
 namespace {
@@ -215,7 +216,7 @@ void RestoreRow(const uint8_t* codes, int bits, RowScale scale, const RowSpace& 
 }  // namespace
 
 const Kernels& ScalarKernels() {
-  static constexpr Kernels kScalar = {"scalar", Rotate, TransformRow, QuantizeRow, RestoreRow};
+  static constexpr Kernels kScalar = {"scalar", Rotate, TransformRow, QuantizeRow, RoundTileScalar, RestoreRow};
   return kScalar;
 }
 

@@ -513,11 +513,19 @@ void RestoreRow(const uint8_t* codes, int bits, RowScale scale, const RowSpace& 
 
 }  // namespace
 
+// In round_tile_simd.cc.
+void RoundTileInMetric(const ErrorMetric& metric, const float* x, size_t rows, int bits, uint8_t* codes,
+                       RowScale* scales, float* costs);
+
 extern const Kernels kTable;
 const Kernels kTable = {HWY_TARGET == HWY_AVX3   ? "avx512"
                         : HWY_TARGET == HWY_AVX2 ? "avx2"
                                                  : "neon",
-                        Rotate, TransformRow, QuantizeRow, RestoreRow};
+                        Rotate,
+                        TransformRow,
+                        QuantizeRow,
+                        RoundTileInMetric,
+                        RestoreRow};
 
 }  // namespace HWY_NAMESPACE
 }  // namespace qkvshare

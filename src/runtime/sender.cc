@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "base/stopwatch.h"
 #include "card/format.h"
 #include "policy/allocator.h"
+#include "policy/key_metrics.h"
 #include "qkvshare/version.h"
 #include "runtime/card_rows.h"
 
@@ -120,6 +122,18 @@ Result<KeyProfiles> ProfilesOf(const PackSource& source, const KvView& kv, const
   return options.profile->keys;
 }
 
+// In which keys are rounded; none where they are rounded to the nearest level.
+Result<KeyMetrics> MetricsOf(const KvView& kv, const KeyProfiles& profiles, const AttentionWindow& window,
+                             const PackOptions& options, int threads) {
+  if (options.rounding == KeyRounding::kNearest) return KeyMetrics();
+  if (options.rounding == KeyRounding::kQueries && window.empty()) {
+    return Status(StatusCode::kInvalidArgument,
+                  "rounding by queries needs the queries of a prefill, which were not kept; use rounding nearest");
+  }
+  const bool wide = options.policy == Policy::kUniform && options.max_bytes == 0 && options.code_bits >= 8;
+  return wide ? KeyMetrics() : MeasureKeyMetrics(kv, profiles, window, threads);
+}
+
 PlanRequest RequestOf(const PackOptions& options, int threads) {
   PlanRequest request;
   request.policy = options.policy;
@@ -214,7 +228,18 @@ Status CheckChoice(const BitPlan& plan, const KvView& kv, const PackOptions& opt
                       PolicyName(options.policy), ChoiceOf(kv, options, limits))};
 }
 
+constexpr std::array<const char*, 3> kRoundingNames = {"auto", "queries", "nearest"};
+
 }  // namespace
+
+const char* KeyRoundingName(KeyRounding rounding) { return kRoundingNames[static_cast<size_t>(rounding)]; }
+
+Result<KeyRounding> KeyRoundingFromName(const std::string& name) {
+  const auto found = std::find(kRoundingNames.begin(), kRoundingNames.end(), name);
+  if (found != kRoundingNames.end()) return static_cast<KeyRounding>(found - kRoundingNames.begin());
+  return Status(StatusCode::kInvalidArgument,
+                fmt::format("unknown rounding '{}'; choose auto, queries or nearest", name));
+}
 
 PredictionMeter::PredictionMeter(const Model& model, std::vector<int32_t> tokens)
     : tokens_(std::move(tokens)), vocab_(static_cast<size_t>(model.vocab_size())), predictions_(tokens_.size()) {}
@@ -267,7 +292,10 @@ Result<PackedCard> PackTokens(const PackSource& source, const PackOptions& optio
   QKV_ASSIGN_OR_RETURN(PlanRequest request, RequestFor(source, kv, content, options));
   QKV_ASSIGN_OR_RETURN(const EarlierRows earlier, RowsOfCards(PartsOf(context.cards(source.sequence)), context));
   const Transferability transfer = TransferabilityOf(content, options);
-  const PlanInput input{kv, profiles, window, content.token_ids, options.predictions, transfer, &earlier};
+  QKV_ASSIGN_OR_RETURN(const KeyMetrics metrics, MetricsOf(kv, profiles, window, options, context.threads()));
+  content.info.rounding = KeyRoundingName(metrics.empty() ? KeyRounding::kNearest : KeyRounding::kQueries);
+  const AttentionWindow last = LastQueries(window, kCostQueries);
+  const PlanInput input{kv, profiles, last, content.token_ids, options.predictions, transfer, &metrics, &earlier};
   times->plan_us = watch.LapUs();
   QKV_ASSIGN_OR_RETURN(PlanCosts measured, MeasurePlanCosts(input, request));
   (uniform && !window.empty() ? times->anchors_us : times->plan_us) += watch.LapUs();
@@ -278,7 +306,7 @@ Result<PackedCard> PackTokens(const PackSource& source, const PackOptions& optio
   if (!uniform && !options.may_lack_choice) QKV_RETURN_IF_ERROR(CheckChoice(plan, kv, options, request.limits));
   times->allocate_us = watch.LapUs();
   times->plan_us += times->allocate_us;
-  QKV_ASSIGN_OR_RETURN(PackedCard card, PackCard(kv, plan, profiles, content, context.threads()));
+  QKV_ASSIGN_OR_RETURN(PackedCard card, PackCard(kv, plan, profiles, content, context.threads(), metrics));
   times->quantize_us = watch.LapUs();
   return card;
 }

@@ -20,6 +20,16 @@ namespace qkvshare {
 // A profile that was measured on fewer tokens than this counts for its own card only: docs/agents.md, "Delta cards".
 inline constexpr size_t kProfileTokens = 128;
 
+// How keys of 2 and 4 bits are rounded.
+enum class KeyRounding {
+  kAuto,     // by queries, where there are some
+  kQueries,  // so that the queries of the window see least of the errors (policy/key_metrics.h)
+  kNearest,  // each channel to the nearest level, as values are
+};
+// "auto", "queries", "nearest".
+const char* KeyRoundingName(KeyRounding rounding);
+Result<KeyRounding> KeyRoundingFromName(const std::string& name);
+
 struct PackOptions {
   Policy policy = Policy::kUniform;
   Policy control_of = Policy::kLocal;  // of the policies random and inverted: local or topology
@@ -29,7 +39,8 @@ struct PackOptions {
   double code_bits = 4;         // average over all key and value channels, 2 to 16
   size_t max_bytes = 0;         // of the whole file; 0: by code_bits
   size_t protected_tokens = 0;  // last tokens that stay exact
-  std::vector<Level> levels;    // that the policy may choose; empty: all of kLevels
+  KeyRounding rounding = KeyRounding::kAuto;
+  std::vector<Level> levels;  // that the policy may choose; empty: all of kLevels
   // One a layer, or empty: those of the card that is continued, or else of the profile, if there is one.
   std::vector<LayerAdjustment> layers;
   // Means and scales to pack with; null: measured on the tokens. What follows attached cards is packed with those of
@@ -60,6 +71,7 @@ struct PackTimes {
 // The queries that a policy needs of the prefill before packing: set these in PrefillOptions.
 inline constexpr uint32_t kWindowTokens = 128;
 inline constexpr uint32_t kWindowStride = 8;
+inline constexpr size_t kCostQueries = 16;
 
 // Makes two numbers of each token's logits, for the features that need them. Set its callback as PrefillOptions::logits
 // of the one prefill that decodes all of `tokens`.
@@ -96,9 +108,10 @@ struct PackSource {
 
 // Packs them; the context stays as it is. Where cards are attached the result is a delta card that names the last of
 // them as its parent, and all of them where they are not what that one was made on; where there is a window, it has
-// anchors, of their tokens too. kInvalidArgument (no tokens, bits out of range, a policy but uniform without a window
-// or where the size leaves it no choice, a feature that cannot be had, another profile than the parent's), kMismatch (a
-// profile of another model), kOutOfRange (max_bytes too small: needed and available), kNonFinite.
+// anchors, of their tokens too, and keys are rounded by its queries; the card says how they were. kInvalidArgument (no
+// tokens, bits out of range, a policy but uniform or KeyRounding::kQueries without a window, a policy where the size
+// leaves it no choice, a feature that cannot be had, another profile than the parent's), kMismatch (a profile of
+// another model), kOutOfRange (max_bytes too small: needed and available), kNonFinite.
 Result<PackedCard> PackTokens(const PackSource& source, const PackOptions& options, PackTimes* times);
 
 // The tokens of one sequence of a session.
