@@ -186,7 +186,9 @@ typedef struct qkv_prefill_options {
   size_t struct_size;
   qkv_progress_fn progress; /* tokens done and in all, after each batch; may be NULL */
   void* progress_data;
-  bool keep_attention; /* keeps what packing by a policy other than "uniform" needs of this prefill; false */
+  /* Keeps queries of the last tokens, as far as the session has flash attention: policies other than "uniform" need
+   * them, and keys are rounded by them. 4 bytes a value, some 10 to 50 MB. true */
+  bool keep_attention;
 } qkv_prefill_options;
 
 QKV_API qkv_status qkv_prefill_options_default(qkv_prefill_options* options, size_t struct_size);

@@ -61,10 +61,7 @@ Status ReadPrefillOptions(const qkv_prefill_options* given, Session* session, qk
   qkv_prefill_options options;
   qkv_prefill_options_default(&options, sizeof options);
   QKV_RETURN_IF_ERROR(api::ReadOptions(given, &options));
-  if (options.keep_attention) {
-    prefill->window = qkvshare::kWindowTokens;
-    prefill->window_stride = qkvshare::kWindowStride;
-  }
+  if (options.keep_attention) KeepForPacking(*session, prefill);
   if (options.progress == nullptr) return {};
   prefill->progress = [options, session](size_t done, size_t total) {
     if (!options.progress(options.progress_data, done, total)) session->Cancel();
@@ -185,7 +182,9 @@ qkv_status qkv_session_get_tokens(const qkv_session* session, int32_t** tokens, 
 }
 
 qkv_status qkv_prefill_options_default(qkv_prefill_options* options, size_t struct_size) {
-  return api::SetDefaults(qkv_prefill_options{}, options, struct_size);
+  qkv_prefill_options value{};
+  value.keep_attention = true;
+  return api::SetDefaults(value, options, struct_size);
 }
 
 qkv_status qkv_session_prefill(qkv_session* session, const int32_t* tokens, size_t token_count,

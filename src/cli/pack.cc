@@ -70,10 +70,7 @@ Status PrefillPrompt(const std::vector<int32_t>& tokens, Session* session, PackO
   const InterruptScope interrupt([&] { session->Cancel(); });
   ProgressLine line("reading");
   PrefillOptions prefill;
-  if (session->flash_attention()) {
-    prefill.window = getenv("QKV_WIN") ? atoi(getenv("QKV_WIN")) : kWindowTokens;
-    prefill.window_stride = getenv("QKV_STRIDE") ? atoi(getenv("QKV_STRIDE")) : kWindowStride;
-  }
+  KeepForPacking(*session, &prefill);
   PredictionMeter meter(session->model(), tokens);
   if (options->features.NeedsPredictions()) {
     prefill.logits = [&](size_t token, const float* logits) { meter.Add(token, logits); };

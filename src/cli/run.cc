@@ -125,6 +125,10 @@ class Runner {
     const auto rest = std::span(prompt_.tokens).subspan(report_.cached_tokens);
     report_.evaluated_tokens = rest.size();
     ProgressLine line("reading");
+    // What is written is packed by the queries of its last tokens, those of the answer too.
+    if (!flags_.output.empty() && session_->flash_attention()) {
+      QKV_RETURN_IF_ERROR(session_->KeepQueries(kWindowTokens, kWindowStride));
+    }
     PrefillOptions options;
     options.progress = [&](size_t done, size_t total) { line.Update(done, total, "tokens"); };
     Stopwatch watch;

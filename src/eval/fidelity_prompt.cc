@@ -113,8 +113,7 @@ class PromptFidelity {
 Status PromptFidelity::ReadContext() {
   session_.Clear();
   PrefillOptions prefill;
-  prefill.window = getenv("QKV_WIN") ? atoi(getenv("QKV_WIN")) : kWindowTokens;
-  prefill.window_stride = getenv("QKV_STRIDE") ? atoi(getenv("QKV_STRIDE")) : kWindowStride;
+  KeepForPacking(session_, &prefill);
   prefill.progress = Progress("context");
   PredictionMeter meter(session_.model(), prompt_.context);
   const bool predicts = AnyCard([](const CardArm& card) { return card.pack.features.NeedsPredictions(); });

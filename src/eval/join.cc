@@ -95,7 +95,9 @@ class JoinMeasurement {
     for (const std::vector<int32_t>& document : documents) {
       Step(fmt::format("document {} of {}", cards.size() + 1, documents.size()));
       session_.Clear();
-      QKV_RETURN_IF_ERROR(session_.Prefill(document, {}));
+      PrefillOptions prefill;
+      KeepForPacking(session_, &prefill);
+      QKV_RETURN_IF_ERROR(session_.Prefill(document, prefill));
       PackOptions options;
       options.code_bits = bits;
       PackTimes times;

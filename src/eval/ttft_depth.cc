@@ -84,10 +84,7 @@ Result<TtftRun> TtftDepth::Send() {
 
 Status TtftDepth::PrefillSession(Session* session, PackOptions* options, Stages* stages) const {
   PrefillOptions prefill;
-  if (options->policy != Policy::kUniform) {
-    prefill.window = kWindowTokens;
-    prefill.window_stride = kWindowStride;
-  }
+  KeepForPacking(*session, &prefill);
   const bool predicts = options->features.NeedsPredictions();
   PredictionMeter meter(model_, {context().begin(), context().end()});
   if (predicts) prefill.logits = [&](size_t token, const float* logits) { meter.Add(token, logits); };

@@ -30,17 +30,22 @@ Status CheckWindow(const KvView& kv, const AttentionWindow& window) {
   return {};
 }
 
-AttentionWindow LastQueries(const AttentionWindow& window, size_t queries) {
-  if (window.queries() <= queries) return window;
-  AttentionWindow last;
-  last.end = window.end;
-  last.last_visible.assign(window.last_visible.end() - static_cast<ptrdiff_t>(queries), window.last_visible.end());
+AttentionWindow RecentQueries(const AttentionWindow& window, uint32_t tokens, size_t queries) {
+  if (window.empty()) return window;
+  const uint32_t last = window.last_visible.back();
+  const auto first =
+      std::lower_bound(window.last_visible.begin(), window.last_visible.end(), last - std::min(last, tokens - 1));
+  const auto count = static_cast<size_t>(window.last_visible.end() - first);
+  AttentionWindow recent;
+  recent.end = window.end;
+  recent.last_visible.assign(first, window.last_visible.end());
   for (const LayerQueries& layer : window.layers) {
     LayerQueries& kept =
-        last.layers.emplace_back(LayerQueries{layer.heads, layer.dim, layer.scale, layer.softcap, layer.window, {}});
-    kept.q.assign(layer.q.end() - static_cast<ptrdiff_t>(queries * layer.heads * layer.dim), layer.q.end());
+        recent.layers.emplace_back(LayerQueries{layer.heads, layer.dim, layer.scale, layer.softcap, layer.window, {}});
+    kept.q.assign(layer.q.end() - static_cast<ptrdiff_t>(count * layer.heads * layer.dim), layer.q.end());
   }
-  return last;
+  ThinWindow(static_cast<uint32_t>((count + queries - 1) / queries), &recent);
+  return recent;
 }
 
 void ThinWindow(uint32_t stride, AttentionWindow* window) {

@@ -33,8 +33,8 @@ struct AttentionWindow {
 // Whether its queries fit the cache and see no token past it: kInvalidArgument.
 Status CheckWindow(const KvView& kv, const AttentionWindow& window);
 
-// The last queries of a window, at most `queries`.
-AttentionWindow LastQueries(const AttentionWindow& window, size_t queries);
+// The queries of the last `tokens` tokens that have one, from the last back and evenly thinned to at most `queries`.
+AttentionWindow RecentQueries(const AttentionWindow& window, uint32_t tokens, size_t queries);
 
 // Keeps every stride-th query, counted from the last.
 void ThinWindow(uint32_t stride, AttentionWindow* window);

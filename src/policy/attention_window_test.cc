@@ -22,24 +22,29 @@ AttentionWindow MakeWindow(size_t queries) {
   return window;
 }
 
-TEST(LastQueries, KeepsTheLast) {
+TEST(RecentQueries, AreThoseOfTheLastTokensThinned) {
   AttentionWindow window = MakeWindow(9);
   window.end = 103;
   window.layers[1].softcap = 7;
-  const AttentionWindow last = LastQueries(window, 4);
-  const AttentionWindow more = MakeWindow(9);
-  EXPECT_EQ(last.last_visible, (std::vector<uint32_t>{105, 106, 107, 108}));
-  EXPECT_EQ(last.end, 103u);
-  ASSERT_EQ(last.layers.size(), 2u);
-  EXPECT_EQ(last.layers[1].softcap, 7);
+  const AttentionWindow recent = RecentQueries(window, 4, 100);
+  EXPECT_EQ(recent.last_visible, (std::vector<uint32_t>{105, 106, 107, 108}));
+  EXPECT_EQ(recent.end, 103u);
+  ASSERT_EQ(recent.layers.size(), 2u);
+  EXPECT_EQ(recent.layers[1].softcap, 7);
   for (size_t layer = 0; layer < 2; ++layer) {
-    const std::vector<float>& all = more.layers[layer].q;
-    const size_t row = more.layers[layer].heads * more.layers[layer].dim;
-    EXPECT_EQ(last.layers[layer].q, std::vector<float>(all.end() - static_cast<ptrdiff_t>(4 * row), all.end()));
-    EXPECT_EQ(last.layers[layer].heads, more.layers[layer].heads);
+    const std::vector<float>& all = window.layers[layer].q;
+    const size_t row = window.layers[layer].heads * window.layers[layer].dim;
+    EXPECT_EQ(recent.layers[layer].q, std::vector<float>(all.end() - static_cast<ptrdiff_t>(4 * row), all.end()));
+    EXPECT_EQ(recent.layers[layer].heads, window.layers[layer].heads);
   }
-  EXPECT_EQ(LastQueries(window, 9).last_visible, window.last_visible);
-  EXPECT_EQ(LastQueries(window, 100).layers[0].q, window.layers[0].q);
+  EXPECT_EQ(RecentQueries(window, 4, 2).last_visible, (std::vector<uint32_t>{106, 108}));
+  EXPECT_EQ(RecentQueries(window, 5, 2).last_visible, (std::vector<uint32_t>{105, 108}));
+  EXPECT_EQ(RecentQueries(window, 1000, 9).last_visible, window.last_visible);
+  EXPECT_EQ(RecentQueries(window, 1, 9).last_visible, (std::vector<uint32_t>{108}));
+  EXPECT_TRUE(RecentQueries(AttentionWindow(), 5, 2).empty());
+  // Every second token has a query: those of the last tokens, not so many queries.
+  ThinWindow(2, &window);
+  EXPECT_EQ(RecentQueries(window, 4, 100).last_visible, (std::vector<uint32_t>{106, 108}));
 }
 
 TEST(ThinWindow, KeepsEveryStridethQueryFromTheLast) {

@@ -22,7 +22,7 @@ Result<ErrorMetric> MetricOf(const LayerQueries& queries, size_t first_head, siz
       AddMoments(query, moments.data());
     }
   }
-  return MakeErrorMetric(moments, dim, getenv("QKV_RIDGE") ? atof(getenv("QKV_RIDGE")) : kMetricRidge);
+  return MakeErrorMetric(moments, dim);
 }
 
 }  // namespace

@@ -253,6 +253,12 @@ void PredictionMeter::Add(size_t token, const float* logits) {
   us_ += watch.LapUs();
 }
 
+void KeepForPacking(const Session& session, PrefillOptions* options) {
+  if (!session.flash_attention()) return;
+  options->window = kWindowTokens;
+  options->window_stride = kWindowStride;
+}
+
 Status CheckPackOptions(const PackOptions& options) {
   QKV_RETURN_IF_ERROR(CheckPlanRequest(RequestOf(options, 1)));
   if (options.max_bytes > 0) return {};
@@ -294,8 +300,8 @@ Result<PackedCard> PackTokens(const PackSource& source, const PackOptions& optio
   const Transferability transfer = TransferabilityOf(content, options);
   QKV_ASSIGN_OR_RETURN(const KeyMetrics metrics, MetricsOf(kv, profiles, window, options, context.threads()));
   content.info.rounding = KeyRoundingName(metrics.empty() ? KeyRounding::kNearest : KeyRounding::kQueries);
-  const AttentionWindow last = LastQueries(window, kCostQueries);
-  const PlanInput input{kv, profiles, last, content.token_ids, options.predictions, transfer, &metrics, &earlier};
+  const AttentionWindow recent = RecentQueries(window, kCostTokens, kCostQueries);
+  const PlanInput input{kv, profiles, recent, content.token_ids, options.predictions, transfer, &metrics, &earlier};
   times->plan_us = watch.LapUs();
   QKV_ASSIGN_OR_RETURN(PlanCosts measured, MeasurePlanCosts(input, request));
   (uniform && !window.empty() ? times->anchors_us : times->plan_us) += watch.LapUs();

@@ -68,10 +68,15 @@ struct PackTimes {
   int64_t quantize_us = 0;  // and checksums
 };
 
-// The queries that a policy needs of the prefill before packing: set these in PrefillOptions.
-inline constexpr uint32_t kWindowTokens = 128;
-inline constexpr uint32_t kWindowStride = 8;
+// What packing goes by of the prefill before it: queries of the last tokens, one of so many. All of them tell how keys
+// are met; those of the last kCostTokens, at most kCostQueries, what the text's end looks at.
+inline constexpr uint32_t kWindowTokens = 1024;
+inline constexpr uint32_t kWindowStride = 4;
+inline constexpr uint32_t kCostTokens = 128;
 inline constexpr size_t kCostQueries = 16;
+
+// Has the prefill keep them, where the session has flash attention.
+void KeepForPacking(const Session& session, PrefillOptions* options);
 
 // Makes two numbers of each token's logits, for the features that need them. Set its callback as PrefillOptions::logits
 // of the one prefill that decodes all of `tokens`.
