@@ -35,13 +35,6 @@ Status Write(const std::vector<HopRecord>& group, const HopRequest& request, Res
   return file->Append(lines);
 }
 
-// Queries of generated tokens are kept where a policy looks at attention.
-bool LooksAtAttention(const HopRequest& request) {
-  return Packs(request.hand_over) &&
-         std::any_of(request.packs.begin(), request.packs.end(),
-                     [](const PackOptions& pack) { return pack.policy != Policy::kUniform; });
-}
-
 }  // namespace
 
 Result<std::unique_ptr<Session>> MakeHopSession(const Model& model, const HopRequest& request) {
