@@ -33,7 +33,7 @@ class HopsTest(CliTest):
                 *(word for arm in arms for word in ("--arm", arm))]
 
     def test_arms_and_report(self):
-        arms = ["uniform@4", "once@4", "topology@3", "requantized@4", "cache:q8_0", "floor"]
+        arms = ["uniform@4", "once@4", "topology@3", "requantized@4", "cache:q8_0/q8_0", "floor"]
         flags = self.flags("hops.jsonl", *arms)
         report = self.report(*flags)
         self.assertEqual(report["hops"], ["hop 1", "hop 2", "hop 3"])

@@ -71,8 +71,8 @@ class HopKlRunTest : public SessionTest {
 };
 
 TEST_F(HopKlRunTest, MeasuresEveryAnswerOfEveryHopByEveryArm) {
-  const std::vector<std::string> arms = {"once@4",        "uniform@4", "topology@3", "local@4",   "exact",
-                                         "requantized@2", "uniform@2", "cache:q4_0", "cache:f16", "floor"};
+  const std::vector<std::string> arms = {"once@4",        "uniform@4", "topology@3",      "local@4",       "exact",
+                                         "requantized@2", "uniform@2", "cache:q4_0/q4_0", "cache:f16/f16", "floor"};
   const std::vector<FidelityLine> lines = Run(arms);
   const std::vector<HopRecord> said = Take(ReadConversations(Path("f16.jsonl"), 0));
   ASSERT_EQ(said.size(), 9U);
@@ -89,14 +89,14 @@ TEST_F(HopKlRunTest, MeasuresEveryAnswerOfEveryHopByEveryArm) {
   // Nothing has been handed over in the first hop; an F16 cache is what the others are compared with.
   for (const char* arm : {"uniform@4", "topology@3", "requantized@2"}) EXPECT_EQ(MeanKl(Of(lines, arm, "hop 1")), 0);
   for (const char* hop : {"hop 1", "hop 2", "hop 3"}) {
-    EXPECT_EQ(MeanKl(Of(lines, "cache:f16", hop)), 0);
+    EXPECT_EQ(MeanKl(Of(lines, "cache:f16/f16", hop)), 0);
     EXPECT_LT(MeanKl(Of(lines, "exact", hop)), 1e-4);
     EXPECT_LT(MeanKl(Of(lines, "floor", hop)), 1e-4);
   }
   for (const char* hop : {"hop 2", "hop 3"}) {
     EXPECT_GT(MeanKl(Of(lines, "uniform@4", hop)), 5 * MeanKl(Of(lines, "exact", hop)));
     EXPECT_GT(MeanKl(Of(lines, "uniform@2", hop)), MeanKl(Of(lines, "uniform@4", hop)));
-    EXPECT_GT(MeanKl(Of(lines, "cache:q4_0", hop)), 0);
+    EXPECT_GT(MeanKl(Of(lines, "cache:q4_0/q4_0", hop)), 0);
   }
   // The first card of a chain is the single hand-over of the same tokens; later ones are not.
   const auto values = [&](const char* arm, const char* hop) {
