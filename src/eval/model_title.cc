@@ -12,10 +12,9 @@ namespace qkvshare {
 namespace {
 
 // The start of a model's fingerprint, which does not depend on its file's name, and its name in KnownModels.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kNames = {{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 2> kNames = {{
     {"fa9d46b38d5be0f9", "smollm2-135m"},
     {"099d0b0a100ed459", "qwen2.5-coder-0.5b"},
-    {"@15@", "qwen2.5-coder-1.5b"},
 }};
 
 }  // namespace
