@@ -31,6 +31,9 @@ class ReportTest(CliTest):
         self.succeed("report", one, ttft, two, "-o", path("r.html"), "--markdown", path("r.md"), "--title", "A & B",
                      "--against", "uniform@4")
         html = (folder / "r.html").read_text(encoding="utf-8")
+        # Which widths tokens got, of a policy that chose.
+        self.assertIn("<h3>Widths of a context", html)
+        self.assertRegex(html, r'<details class="map" id="map-0"[^>]*><summary><b>local@3</b>')
         markdown = (folder / "r.md").read_text(encoding="utf-8")
         for word in ("<title>A &amp; B</title>", "gsm8k, 200 tokens", "The noise floor is 0", "uniform@4", "local@3",
                      "Stages of receivers", "card attached", "uniform.jsonl"):

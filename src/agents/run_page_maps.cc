@@ -173,7 +173,8 @@ size_t ShareOf(size_t all, size_t parts, size_t most) {
   return std::min(all / std::max<size_t>(parts, 1), most) / 2 * 2;
 }
 
-std::string BitMaps(const RunRecord& run, const std::vector<TurnTokens>& tokens, size_t turns) {
+std::string BitMaps(const RunRecord& run, const std::vector<TurnTokens>& tokens, size_t turns,
+                    const std::string& whose) {
   const std::vector<std::vector<Attended>> attention = AttentionOf(run, tokens);
   LevelCounts counts;
   size_t maps = 0;
@@ -184,7 +185,7 @@ std::string BitMaps(const RunRecord& run, const std::vector<TurnTokens>& tokens,
     attended |= std::any_of(attention[i].begin(), attention[i].end(), [](const Attended& a) { return a.weight > 0; });
   }
   if (maps == 0) return "";
-  std::string out = "<p>Each turn\u2019s own tokens, as its card keeps them: K8V4 is 8 bits for keys and 4 for values.";
+  std::string out = "<p>" + HtmlText(whose) + ", as the card keeps them: K8V4 is 8 bits for keys and 4 for values.";
   if (attended) out += " <u>Underlined</u>: what turns attended to most, by the anchors in their cards.";
   out += "</p>\n<p>" + Legend(counts) + "</p>\n";
   const size_t limit = ShareOf(kPageTokens, maps, kTurnTokens);

@@ -1,11 +1,17 @@
-// Texts that people write: lists.
+// Texts that people write: lists, numbers of things.
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <string>
 #include <vector>
 
 namespace qkvshare {
+
+// "1 prompt", "3 prompts". one: a noun that takes an s.
+inline std::string Counted(size_t count, const std::string& one) {
+  return std::to_string(count) + ' ' + one + (count == 1 ? "" : "s");
+}
 
 // The pieces between separators: one more than there are separators, empty ones included.
 inline std::vector<std::string> Split(const std::string& text, char separator) {

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/file.h"
+#include "base/text.h"
 #include "card/card.h"
 #include "cli/eval.h"
 #include "cli/memory_processes.h"
@@ -71,8 +72,8 @@ HandoffArm MeanArm(const HandoffReport& report, size_t index) {
 }
 
 void PrintReport(const Card& card, const HandoffReport& report, size_t repeats) {
-  fmt::print("Time to first token (mean of {} questions; but for re-prefill, the median of {} runs)\n",
-             report.questions.size(), repeats);
+  fmt::print("Time to first token (mean of {}; but for re-prefill, the median of {})\n",
+             Counted(report.questions.size(), "question"), Counted(repeats, "run"));
   const int64_t baseline_us = MeanArm(report, 0).ttft_us();
   for (size_t i = 0; i < report.questions[0].arms.size(); ++i) {
     const HandoffArm arm = MeanArm(report, i);
@@ -88,7 +89,7 @@ void PrintReport(const Card& card, const HandoffReport& report, size_t repeats) 
              FormatBytes(card.file_bytes()),
              static_cast<double>(report.state_bytes) / static_cast<double>(card.file_bytes()), card.average_code_bits(),
              card.average_total_bits());
-  fmt::print("\nNext-token distributions against the F16 hand-over ({} tokens)\n", report.card.tokens);
+  fmt::print("\nNext-token distributions against the F16 hand-over ({})\n", Counted(report.card.tokens, "token"));
   fmt::print("                mean KL   median      p99    worst   same top token\n");
   for (const auto& [name, f] : {std::pair{"card restored", report.card}, std::pair{"card fused", report.fused},
                                 std::pair{"noise floor", report.noise_floor}}) {
@@ -162,15 +163,17 @@ Command AddEval(CLI::App* app) {
   const Command join = AddEvalJoin(app);
   const Command fidelity = AddEvalFidelity(app);
   const Command chain = AddEvalChain(app);
+  const Command hops = AddEvalHops(app);
   const Command ttft = AddEvalTtft(app);
   const Command memory = AddEvalMemory(app);
   // What `eval memory` starts: no command for people.
   CLI::App* process = app->add_subcommand("memory-process", "")->group("");
-  return [app, flags, speed, join, fidelity, chain, ttft, memory, process] {
+  return [app, flags, speed, join, fidelity, chain, hops, ttft, memory, process] {
     if (app->got_subcommand("speed")) return speed();
     if (app->got_subcommand("join")) return join();
     if (app->got_subcommand("fidelity")) return fidelity();
     if (app->got_subcommand("chain")) return chain();
+    if (app->got_subcommand("hops")) return hops();
     if (app->got_subcommand("ttft")) return ttft();
     if (app->got_subcommand("memory")) return memory();
     if (process->parsed()) return RunMemoryProcess();

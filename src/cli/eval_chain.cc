@@ -6,24 +6,22 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <set>
 #include <string>
 #include <system_error>
 #include <vector>
 
 #include "base/file.h"
-#include "base/stopwatch.h"
+#include "cli/chain_flags.h"
 #include "cli/eval.h"
 #include "cli/interrupted.h"
 #include "cli/options.h"
 #include "cli/terminal.h"
+#include "cli/work_progress.h"
 #include "eval/chain_arm.h"
-#include "eval/chain_protocol.h"
 #include "eval/chain_report.h"
 #include "eval/chain_run.h"
 #include "eval/chain_summary.h"
-#include "eval/gsm8k_problems.h"
 
 namespace qkvshare::cli {
 namespace {
@@ -39,12 +37,11 @@ constexpr const char* kExample =
     "Example:\n  qkvshare eval chain -m qwen2.5-coder-1.5b --problems test.jsonl --examples train.jsonl --count 150 "
     "-o chains\nThe same command again goes on where it was interrupted.";
 
-struct ChainFlags {
-  ModelFlags model;
-  std::string problems, examples, folder, markdown;
+struct EvalChainFlags {
+  ChainFlags chains;
+  std::string folder, markdown;
   std::vector<std::string> arms = {"f16", "uniform@4", "topology@4", "random@4,control_of=topology"};
   std::vector<std::string> against;
-  ChainProtocol protocol;
   bool json = false;
 };
 
@@ -90,50 +87,27 @@ std::vector<std::string> FilesOf(const std::string& folder, const std::vector<Ch
   return files;
 }
 
-// How far an arm is, and how long the rest of it will take if it goes on as it has in this run.
-class ArmProgress {
- public:
-  // answers: of the whole arm.
-  ArmProgress(const std::string& label, size_t answers) : all_(answers), line_(label + ": ") {}
-
-  void Show(size_t done, size_t hop) {
-    if (!first_) first_ = done;
-    std::string text = fmt::format("{} of {} answers, hop {}", done, all_, hop + 1);
-    if (done > *first_) {
-      const double us = static_cast<double>(watch_.LapUs());
-      worked_us_ += us;
-      const double left = worked_us_ / static_cast<double>(done - *first_) * static_cast<double>(all_ - done) / 1e6;
-      text += left < 100 ? fmt::format(", {:.0f} s left", left) : fmt::format(", {:.0f} min left", left / 60);
-    }
-    line_.Note(text);
-  }
-
- private:
-  size_t all_;
-  std::optional<size_t> first_;  // answers that were there before
-  double worked_us_ = 0;
-  Stopwatch watch_;
-  ProgressLine line_;
-};
-
-Status RunArms(const ChainFlags& flags, const std::vector<ChainArm>& arms, const Model& model, const ChainSet& set) {
+Status RunArms(const EvalChainFlags& flags, const std::vector<ChainArm>& arms, const Model& model,
+               const ChainSet& set) {
   std::atomic<bool> cancel{false};
   const InterruptScope interrupt([&] { cancel.store(true); });
   for (size_t i = 0; i < arms.size(); ++i) {
-    ArmProgress progress(fmt::format("{} ({} of {} arms)", arms[i].name, i + 1, arms.size()),
-                         set.request.chains.size() * set.request.hops);
+    const size_t all = set.request.chains.size() * set.request.hops;
+    WorkProgress progress(fmt::format("{} ({} of {} arms): ", arms[i].name, i + 1, arms.size()));
     ChainRunHooks hooks;
     for (const std::string& file : FilesOf(flags.folder, arms)) {
       if (file != PathOf(flags.folder, arms[i])) hooks.beside.push_back(file);
     }
     hooks.cancel = &cancel;
-    hooks.on_hop = [&](size_t done, size_t hop) { progress.Show(done, hop); };
+    hooks.on_hop = [&](size_t done, size_t hop) {
+      progress.Show(done, all, fmt::format("{} of {} answers, hop {}", done, all, hop + 1));
+    };
     QKV_RETURN_IF_ERROR(RunChainArm(model, set, arms[i], PathOf(flags.folder, arms[i]), hooks));
   }
   return {};
 }
 
-Status Summarize(const ChainFlags& flags, const std::vector<ChainArm>& arms) {
+Status Summarize(const EvalChainFlags& flags, const std::vector<ChainArm>& arms) {
   QKV_ASSIGN_OR_RETURN(const std::vector<ChainResults> results, ReadChainResults(FilesOf(flags.folder, arms)));
   std::vector<std::string> against;
   for (const std::string& text : flags.against) {
@@ -155,7 +129,7 @@ Status Summarize(const ChainFlags& flags, const std::vector<ChainArm>& arms) {
 }
 
 // All that can be known to be wrong comes before hours of work.
-Status RunChain(const ChainFlags& flags) {
+Status RunChain(const EvalChainFlags& flags) {
   QKV_ASSIGN_OR_RETURN(const std::vector<ChainArm> arms, ParseArms(flags.arms));
   for (const std::string& text : flags.against) {
     QKV_ASSIGN_OR_RETURN(const ChainArm arm, ParseChainArm(text));
@@ -163,65 +137,35 @@ Status RunChain(const ChainFlags& flags) {
       return {StatusCode::kInvalidArgument, fmt::format("--against {}: is none of the arms; add --arm {}", text, text)};
     }
   }
-  QKV_ASSIGN_OR_RETURN(const std::vector<GsmProblem> problems, ReadGsmProblems(flags.problems));
-  QKV_ASSIGN_OR_RETURN(const std::vector<GsmProblem> examples, ReadGsmProblems(flags.examples));
-  if (!flags.markdown.empty()) QKV_RETURN_IF_ERROR(CheckTarget(flags.markdown, {flags.problems, flags.examples}));
+  if (!flags.markdown.empty())
+    QKV_RETURN_IF_ERROR(CheckTarget(flags.markdown, {flags.chains.problems, flags.chains.examples}));
   QKV_RETURN_IF_ERROR(ReadChainResults(FilesOf(flags.folder, arms)).status());
-  QKV_ASSIGN_OR_RETURN(const std::unique_ptr<Model> model, flags.model.Load());
-  ChainProtocol protocol = flags.protocol;
-  protocol.session = flags.model.session;
-  QKV_ASSIGN_OR_RETURN(const ChainSet set, MakeChainSet(*model, problems, examples, protocol));
+  QKV_ASSIGN_OR_RETURN(const ChainFlags::Chains chains, flags.chains.Load());
   QKV_RETURN_IF_ERROR(MakeFolders(flags.folder));
-  QKV_RETURN_IF_ERROR(WithWhatIsKept(RunArms(flags, arms, *model, set), flags.folder));
+  QKV_RETURN_IF_ERROR(WithWhatIsKept(RunArms(flags, arms, *chains.model, chains.set), flags.folder));
   return Summarize(flags, arms);
-}
-
-void AddProtocol(CLI::App* app, ChainFlags* flags) {
-  ChainProtocol& protocol = flags->protocol;
-  app->add_option("--problems", flags->problems, "Problems of GSM8K to solve (test.jsonl)")
-      ->required()
-      ->check(NotEmpty());
-  app->add_option("--examples", flags->examples, "Problems to take worked examples from (train.jsonl)")
-      ->required()
-      ->check(NotEmpty());
-  app->add_option("--count", protocol.count, "Problems, chosen by the seed (default: all)")->check(Count(1));
-  app->add_option("--seed", protocol.seed, "Which problems, in which order, and which examples")
-      ->check(Count(0))
-      ->capture_default_str();
-  app->add_option("--shots", protocol.shots, "Worked examples in the first prompt")
-      ->check(Count(0, 64))
-      ->capture_default_str();
-  app->add_option("--hops", protocol.hops, "Agents, one after the other")
-      ->check(Count(1, kMaxChainHops))
-      ->capture_default_str();
-  app->add_option("-n,--predict", protocol.predict, "Tokens of an answer at most")
-      ->check(Count(1))
-      ->capture_default_str();
-  app->add_option("--parallel", protocol.parallel, "Problems side by side, as llama.cpp's -np")
-      ->check(Count(1, kMaxSequences))
-      ->capture_default_str();
 }
 
 }  // namespace
 
 Command AddEvalChain(CLI::App* eval) {
-  auto flags = std::make_shared<ChainFlags>();
+  auto flags = std::make_shared<EvalChainFlags>();
   CLI::App* app = eval->add_subcommand(
       "chain", "Right answers to word problems (GSM8K) after each of several hops, by what was handed over");
   app->footer(kExample);
-  flags->model.AddModelTo(app);
-  AddProtocol(app, flags.get());
+  flags->chains.AddTo(app);
   app->add_option("--arm", flags->arms, "A way of handing over; may be repeated")
       ->check(NotEmpty())
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
       ->capture_default_str();
   app->add_option("--against", flags->against,
-                  "An arm that the others are compared with; may be repeated (default: the first)")
+                  "An arm that the others are compared with; may be repeated (default: f16, or else the first)")
       ->check(NotEmpty())
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  app->add_option("-o,--output", flags->folder, "Folder of results, ARM.jsonl each, from which the run goes on")
+  app->add_option("-o,--output", flags->folder,
+                  "Folder of results, ARM.jsonl each, from which the run goes on; made where it is not there")
       ->required()
       ->check(NotEmpty());
   app->add_option("--markdown", flags->markdown, "The tables as Markdown too")->check(NotEmpty());

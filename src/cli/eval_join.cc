@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/file.h"
+#include "base/text.h"
 #include "cli/eval.h"
 #include "cli/options.h"
 #include "cli/terminal.h"
@@ -123,11 +124,13 @@ void PrintWay(const JoinWay& way, const std::string& name) {
 void PrintReport(const JoinRequest& request, const JoinReport& report, const std::vector<std::string>& questions) {
   const size_t tokens = std::accumulate(report.card_tokens.begin(), report.card_tokens.end(), size_t{0});
   const size_t bytes = std::accumulate(report.card_bytes.begin(), report.card_bytes.end(), size_t{0});
-  fmt::print("{} documents of {} tokens ({} in all); their cards at {} bits: {}\n", report.card_tokens.size(),
-             fmt::join(report.card_tokens, ", "), tokens, request.code_bits, FormatBytes(bytes));
+  fmt::print("{} of {} tokens ({} in all); their cards at {} bits: {}\n",
+             Counted(report.card_tokens.size(), "document"), fmt::join(report.card_tokens, ", "), tokens,
+             request.code_bits, FormatBytes(bytes));
   fmt::print("\nNext-token distributions against one prefill of all of it: KL in nats, same most likely token\n");
-  fmt::print("  {:<22} {:^26}   {:^26}\n", "", fmt::format("questions ({} tokens)", report.ways[0].questions.tokens),
-             fmt::format("answers ({} tokens)", report.ways[0].answers.tokens));
+  fmt::print("  {:<22} {:^26}   {:^26}\n", "",
+             fmt::format("questions ({})", Counted(report.ways[0].questions.tokens, "token")),
+             fmt::format("answers ({})", Counted(report.ways[0].answers.tokens, "token")));
   fmt::print("  {:<22} {:>9} {:>9} {:>6}   {:>9} {:>9} {:>6}\n", "", "mean", "p99", "same", "mean", "p99", "same");
   for (const JoinWay& way : report.ways) PrintWay(way, way.name);
   if (!report.between.name.empty()) PrintWay(report.between, "joined: fused/restore");

@@ -61,7 +61,9 @@ Status RunMemory(const MemoryFlags& flags) {
     QKV_ASSIGN_OR_RETURN(report, MeasureAgentMemory(std::move(model), request));
   }
   if (flags.json) {
-    PrintText(MemoryReportJson(report).dump(2) + "\n");
+    PrintText(MemoryReportJson(report).dump(2, ' ', /*ensure_ascii=*/false,
+                                            nlohmann::ordered_json::error_handler_t::replace) +
+              "\n");
   } else {
     PrintMemory(name, request, report);
   }

@@ -88,7 +88,9 @@ Status RunTtft(const TtftFlags& flags) {
     QKV_ASSIGN_OR_RETURN(report, MeasureTtft(*model, request));
   }
   if (flags.json) {
-    PrintText(TtftReportJson(report).dump(2) + "\n");
+    PrintText(
+        TtftReportJson(report).dump(2, ' ', /*ensure_ascii=*/false, nlohmann::ordered_json::error_handler_t::replace) +
+        "\n");
     return {};
   }
   fmt::print("{}, -t {}: from files in the page cache to the first token, after {} tokens\n", Printable(model->name()),

@@ -90,7 +90,8 @@ class Processes {
     WorkerLimits limits;
     limits.cancel = &stop_;
     statuses_[index] =
-        RunWorkerProcess(command, input.dump(), limits, [&](const std::string& line) { return Take(index, line); });
+        RunWorkerProcess(command, input.dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace), limits,
+                         [&](const std::string& line) { return Take(index, line); });
     if (!statuses_[index].ok()) stop_ = true;
     ++ended_;
   }

@@ -13,7 +13,7 @@ namespace {
 
 constexpr const char* kExample =
     "Example:\n  qkvshare report fidelity.jsonl ttft.jsonl chains/*.jsonl -o report.html --markdown report.md\n"
-    "Files are those of eval fidelity, eval chain, eval ttft and eval memory. One table has results of one model, "
+    "Files are those of eval fidelity, chain, hops, ttft and memory. One table has results of one model, "
     "input and format.";
 
 struct ReportFlags {

@@ -10,7 +10,7 @@
 namespace qkvshare {
 namespace {
 
-constexpr std::string_view kRequantized = "requantized";
+constexpr const char* kRequantized = "requantized";
 constexpr const char* kF16 = "f16";
 constexpr const char* kText = "text";
 
@@ -31,8 +31,16 @@ Status CheckCard(const std::string& text, const CardArm& card) {
   return {};
 }
 
-Result<ChainArm> ParseRequantized(const std::string& text) {
-  const Result<CardArm> card = ParseCardArm(fmt::format("uniform{}", text.substr(kRequantized.size())));
+}  // namespace
+
+std::string ChainArm::FileName() const {
+  std::string file = name;
+  std::replace_if(file.begin(), file.end(), [](char c) { return c == '/' || c == ':' || c == ';'; }, '-');
+  return file;
+}
+
+Result<ChainArm> ParseUniformArm(const std::string& text, const std::string& way, HandOver hand_over) {
+  const Result<CardArm> card = ParseCardArm(fmt::format("uniform{}", text.substr(way.size())));
   if (!card) {
     std::string why = card.status().message();
     return Status(card.status().code(),
@@ -40,20 +48,11 @@ Result<ChainArm> ParseRequantized(const std::string& text) {
   }
   QKV_RETURN_IF_ERROR(CheckCard(text, *card));
   ChainArm arm;
-  arm.hand_over = HandOver::kRepacked;
+  arm.hand_over = hand_over;
   arm.card = *card;
   const size_t at = std::min(card->name.find('@'), card->name.size());
-  arm.name = at == card->name.size() ? fmt::format("{}@16", kRequantized)
-                                     : fmt::format("{}{}", kRequantized, card->name.substr(at));
+  arm.name = at == card->name.size() ? fmt::format("{}@16", way) : fmt::format("{}{}", way, card->name.substr(at));
   return arm;
-}
-
-}  // namespace
-
-std::string ChainArm::FileName() const {
-  std::string file = name;
-  std::replace_if(file.begin(), file.end(), [](char c) { return c == '/' || c == ':' || c == ';'; }, '-');
-  return file;
 }
 
 Result<ChainArm> ParseChainArm(const std::string& text) {
@@ -63,7 +62,7 @@ Result<ChainArm> ParseChainArm(const std::string& text) {
     arm.hand_over = text == kF16 ? HandOver::kSequence : HandOver::kText;
     return arm;
   }
-  if (text.starts_with(kRequantized)) return ParseRequantized(text);
+  if (text.starts_with(kRequantized)) return ParseUniformArm(text, kRequantized, HandOver::kRepacked);
   const Result<FidelityArm> parsed = ParseFidelityArm(text);
   if (!parsed) {
     return Status(parsed.status().code(),

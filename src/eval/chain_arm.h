@@ -26,6 +26,10 @@ struct ChainArm {
 // says what there is, or which option does not count here.
 Result<ChainArm> ParseChainArm(const std::string& text);
 
+// "WAY@BITS[,KEY=VALUE...]": uniform cards, which are handed over in this way. Named as it is written, without what is
+// as by default. Errors as ParseChainArm.
+Result<ChainArm> ParseUniformArm(const std::string& text, const std::string& way, HandOver hand_over);
+
 // What the arm says of a request, but for the widths of layers. A policy that counts probe queries gets those of the
 // next turn, which is known.
 void ApplyChainArm(const ChainArm& arm, HopRequest* request);

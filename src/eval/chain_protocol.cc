@@ -9,6 +9,7 @@
 #include <set>
 #include <utility>
 
+#include "base/text.h"
 #include "eval/example_answers.h"
 #include "eval/final_answer.h"
 #include "eval/seeded_random.h"
@@ -138,7 +139,8 @@ Result<ChainSet> MakeChainSet(const Model& model, const std::vector<GsmProblem>&
     return Invalid(fmt::format("{} hops: give 1 to {}", protocol.hops, kMaxChainHops));
   const size_t count = protocol.count == 0 ? problems.size() : protocol.count;
   if (count > problems.size())
-    return Invalid(fmt::format("there are only {} problems: give a --count of at most that", problems.size()));
+    return Invalid(
+        fmt::format("there are only {}: give a --count of at most that", Counted(problems.size(), "problem")));
   std::vector<size_t> chosen = ShuffledIndices(problems.size(), protocol.seed, kProblemStream);
   chosen.resize(count);
   std::set<std::string> asked;

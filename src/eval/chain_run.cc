@@ -74,7 +74,7 @@ Status RunChainArm(const Model& model, const ChainSet& set, const ChainArm& arm,
   };
   QKV_ASSIGN_OR_RETURN(Json header, HopHeader(*session, request));
   request.add_to_header(&header);
-  for (const std::string& file : hooks.beside) QKV_RETURN_IF_ERROR(CheckChainHeader(header, path, file));
+  for (const std::string& file : hooks.beside) QKV_RETURN_IF_ERROR(CheckChainHeader(header, file));
   if (hooks.on_hop) {
     request.on_hop = [&](size_t chains, size_t hop) {
       hooks.on_hop(chains * request.hops + hop * request.GroupSize(chains), hop);

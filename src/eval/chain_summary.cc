@@ -7,7 +7,9 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "eval/header_difference.h"
 #include "eval/hop_header.h"
+#include "eval/model_title.h"
 #include "eval/result_file.h"
 
 namespace qkvshare {
@@ -27,22 +29,20 @@ bool IsOfTheArm(const std::string& key) {
   return false;
 }
 
-Status CheckSameRun(const std::string& path, const Json& header, const std::string& first_path, const Json& first) {
-  const auto refuse = [&](const std::string& what) {
-    return Invalid(fmt::format("{} and {} cannot be compared: {}; keep the runs apart, in folders of their own",
-                               first_path, path, what));
-  };
+// What else the first has otherwise than the other; empty: nothing.
+std::string DifferenceOf(const Json& first, const Json& header, const DifferenceNames& names) {
   for (const auto& [key, value] : first.items()) {
     if (IsOfTheArm(key) || (header.contains(key) && header[key] == value)) continue;
-    return refuse(fmt::format("their \"{}\" differs", key));
+    return DifferenceText(key, value, header.value(key, Json()), names);
   }
-  return header.size() == first.size() ? Status() : refuse("one says more of its run than the other");
+  return header.size() == first.size() ? "" : "header says more of its run, or less";
 }
 
 ChainResults ReadHeader(const Json& header) {
   ChainResults results;
   header.at("arm").get_to(results.arm);
   header.at("model").get_to(results.model);
+  results.model = ModelTitle(header);
   header.at("model_fingerprint").get_to(results.model_fingerprint);
   header.at("hops").get_to(results.hops);
   header.at("chains").get_to(results.chains);
@@ -185,9 +185,12 @@ void Adjust(size_t hops, std::vector<ChainPair>* pairs) {
 
 }  // namespace
 
-Status CheckChainHeader(const Json& header, const std::string& path, const std::string& beside) {
+Status CheckChainHeader(const Json& header, const std::string& beside) {
   QKV_ASSIGN_OR_RETURN(const Results file, ReadChainFile(beside));
-  return CheckSameRun(path, header, beside, file.header);
+  const std::string difference = DifferenceOf(file.header, header, {"there", "now"});
+  if (difference.empty()) return {};
+  return Invalid(fmt::format("{} is of another run than this one: its {}; use what it was made with, or another folder",
+                             beside, difference));
 }
 
 Result<std::vector<ChainResults>> ReadChainResults(std::span<const std::string> paths) {
@@ -196,7 +199,10 @@ Result<std::vector<ChainResults>> ReadChainResults(std::span<const std::string> 
   for (const std::string& path : paths) {
     QKV_ASSIGN_OR_RETURN(const Results file, ReadChainFile(path));
     if (all.empty()) first = file.header;
-    QKV_RETURN_IF_ERROR(CheckSameRun(path, file.header, paths.front(), first));
+    if (const std::string difference = DifferenceOf(first, file.header, {}); !difference.empty()) {
+      return Invalid(fmt::format("{} and {} cannot be compared: their {}; keep the runs apart, in folders of their own",
+                                 paths.front(), path, difference));
+    }
     QKV_ASSIGN_OR_RETURN(ChainResults results, ReadOne(path, file));
     for (size_t i = 0; i < all.size(); ++i) {
       if (all[i].arm == results.arm)
@@ -230,7 +236,11 @@ Result<ChainSummary> SummarizeChains(std::span<const ChainResults> results, std:
     known += fmt::format("{}{}", known.empty() ? "" : ", ", arm.arm);
   }
   std::vector<std::string> references(against.begin(), against.end());
-  if (references.empty()) references.push_back(results.front().arm);
+  if (references.empty()) {
+    const bool has =
+        std::any_of(results.begin(), results.end(), [](const auto& r) { return r.arm == kChainReference; });
+    references.push_back(has ? kChainReference : results.front().arm);
+  }
   for (const std::string& name : references) {
     const auto reference = std::find_if(results.begin(), results.end(), [&](const auto& r) { return r.arm == name; });
     if (reference == results.end()) return Invalid(fmt::format("there is no arm {} to compare with: {}", name, known));

@@ -38,9 +38,9 @@ struct ChainResults {
 // cannot be compared (both files, and what differs: all but the arm must be the same); kCorrupt names the line.
 Result<std::vector<ChainResults>> ReadChainResults(std::span<const std::string> paths);
 
-// Whether a run with this header, which will write to `path`, can be compared with the file `beside`: errors as
-// ReadChainResults.
-Status CheckChainHeader(const nlohmann::ordered_json& header, const std::string& path, const std::string& beside);
+// Whether a run with this header can be compared with the file `beside`. kInvalidArgument: it is of another run, and
+// how that differs from this one; else as ReadChainResults.
+Status CheckChainHeader(const nlohmann::ordered_json& header, const std::string& beside);
 
 struct ChainHopRow {
   size_t answers = 0, right = 0, unmarked = 0, truncated = 0;
@@ -77,8 +77,11 @@ size_t MostChains(const ChainSummary& summary);
 // Whether all arms have as many, so that their shares are of the same problems.
 bool SameProblems(const ChainSummary& summary);
 
-// against: arms that all others are compared with; empty: the first. kInvalidArgument: no results, or an arm that there
-// is not (which there are).
+// That others are compared with where nothing else is asked for, if it is there.
+inline constexpr const char* kChainReference = "f16";
+
+// against: arms that all others are compared with; empty: kChainReference, or else the first. kInvalidArgument: no
+// results, or an arm that there is not (which there are).
 Result<ChainSummary> SummarizeChains(std::span<const ChainResults> results, std::span<const std::string> against);
 
 }  // namespace qkvshare

@@ -4,12 +4,11 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
-#include <cstdlib>
 #include <utility>
 
 #include "eval/cache_round_trip.h"
 #include "eval/fidelity.h"
+#include "eval/fidelity_values.h"
 #include "eval/policy_seed.h"
 #include "eval/receiver_facts.h"
 #include "runtime/generate.h"
@@ -21,9 +20,6 @@ namespace {
 
 constexpr size_t kNoisePiece = 16;
 constexpr const char* kSender = "sender";
-
-// With six digits: results are kept as text.
-double Rounded(double x) { return std::strtod(fmt::format("{:.6g}", x).c_str(), nullptr); }
 
 // What a receiver reads and says.
 struct Turn {
@@ -256,16 +252,7 @@ Status PromptFidelity::Measure(const Turn& turn, const ReferenceRows& reference,
   line.continuation = turn.of->id;
   line.kind = turn.of->kind;
   line.arm = setup_.arms[arm].name;
-  for (const Prediction& p : reference.Compare(rows, turn.next(), session_.threads())) {
-    if (!std::isfinite(p.kl) || !std::isfinite(p.log_probability)) {
-      return {StatusCode::kNonFinite, fmt::format("arm {}, prompt {}, continuation {}: prediction {} is no number",
-                                                  line.arm, line.prompt, line.continuation, line.kl.size())};
-    }
-    line.kl.push_back(Rounded(p.kl));
-    line.same.push_back(p.same ? 1 : 0);
-    line.logprob.push_back(Rounded(p.log_probability));
-    line.ref_logprob.push_back(Rounded(p.reference_log_probability));
-  }
+  QKV_RETURN_IF_ERROR(AddPredictions(reference.Compare(rows, turn.next(), session_.threads()), &line));
   // Without instruction and turn before it, the first token of an answer is not scored.
   line.answer_tokens = std::min(turn.answer_tokens, line.kl.size());
   CountBits(arm, &result);
@@ -277,16 +264,18 @@ void PromptFidelity::CountBits(size_t arm, FidelityResult* result) const {
   result->tokens = prompt_.context.size();
   if (const Card* card = ways_[arm].card.get(); card != nullptr) {
     line.bytes = card->file_bytes();
-    line.code_bits = Rounded(card->average_code_bits());
-    line.total_bits = Rounded(card->average_total_bits());
+    line.code_bits = RoundedValue(card->average_code_bits());
+    line.total_bits = RoundedValue(card->average_total_bits());
     result->features = card->info().features;
+    if (setup_.with_map && line.continuation == prompt_.continuations.front().id)
+      result->map = ReadTurnTokens(*card, [&](int32_t token) { return session_.model().Detokenize({token}); });
     return;
   }
   const FidelityArm& types = setup_.arms[arm];  // F16 of the floor
   const CacheSize size = SizeInCache(session_.state_layout().shapes, types.keys, types.values, result->tokens);
   line.bytes = size.bytes;
-  line.code_bits = Rounded(size.code_bits);
-  line.total_bits = Rounded(size.total_bits);
+  line.code_bits = RoundedValue(size.code_bits);
+  line.total_bits = RoundedValue(size.total_bits);
 }
 
 }  // namespace

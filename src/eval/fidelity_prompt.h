@@ -5,10 +5,12 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "agents/turn_tokens.h"
 #include "eval/eval_prompt.h"
 #include "eval/fidelity_arm.h"
 #include "eval/fidelity_summary.h"
@@ -26,7 +28,8 @@ struct FidelitySetup {
   // of kRoundTrip.
   std::vector<std::unique_ptr<Session>> caches;
   std::vector<std::vector<LayerFormat>> formats;
-  size_t predict = 0;  // tokens of an answer that is not given, at most
+  size_t predict = 0;     // tokens of an answer that is not given, at most
+  bool with_map = false;  // of each card of the first continuation
   // Called as work goes on, with what it is at and tokens decoded since the last call. May be empty.
   std::function<void(const std::string& what, size_t tokens)> on_decoded;
 };
@@ -36,6 +39,7 @@ struct FidelityResult {
   FidelityLine line;
   size_t tokens = 0;                  // of the context
   std::vector<std::string> features;  // that the card goes by
+  std::optional<TurnTokens> map;      // which widths its tokens have
 };
 
 // A result for each continuation and arm: all arms of the first continuation, and so on. Of each prediction after the

@@ -11,6 +11,7 @@
 #include "base/hash.h"
 #include "eval/cache_round_trip.h"
 #include "eval/fidelity_check.h"
+#include "eval/fidelity_map.h"
 #include "eval/fidelity_prompt.h"
 #include "eval/result_file.h"
 #include "eval/run_facts.h"
@@ -56,6 +57,7 @@ Json ResultJson(const FidelityResult& result) {
   Json json = FidelityLineJson(result.line);
   json["tokens"] = result.tokens;
   if (!result.features.empty()) json["features"] = result.features;
+  if (result.map) json["map"] = TokenMapJson(*result.map);
   return json;
 }
 
@@ -203,6 +205,7 @@ class FidelityRunner {
       progress.done = std::min(progress.done + tokens, progress.total);
     };
     for (progress.prompt = first; progress.prompt < request_.prompts.size(); ++progress.prompt) {
+      setup_.with_map = progress.prompt == 0;
       QKV_ASSIGN_OR_RETURN(const std::vector<FidelityResult> results,
                            MeasurePrompt(setup_, request_.prompts[progress.prompt]));
       std::vector<Json> group;

@@ -165,9 +165,10 @@ TEST(FidelitySummaryTest, ALineIsReadAsItWasWritten) {
 }
 
 TEST(FidelitySummaryTest, TablesAndJsonSayTheSame) {
-  const FidelitySummary summary = Summarize(TwoArms());
+  FidelitySummary summary = Summarize(TwoArms());
+  for (FidelityRow& row : summary.rows) row.prompts = kFewestPrompts;
   const std::string text = FidelityText(summary), markdown = FidelityMarkdown(summary);
-  for (const char* word : {"3 predictions, 2 continuations, 2 prompts", "6.00000 [4.00000, 10.00000]", "KL / a",
+  for (const char* word : {"3 predictions, 2 continuations, 5 prompts", "6.00000 [4.00000, 10.00000]", "KL / a",
                            "2.000 [2.000, 2.000]", "-0.5000", "100.0% [100.0, 100.0]", "4.25",
                            "All continuations, against a", "8.00000 [6.00000, 10.00000]", "p1/c0", "0.0% [0.0, 0.0]"}) {
     EXPECT_NE(text.find(word), std::string::npos) << word << "\n" << text;
@@ -180,6 +181,15 @@ TEST(FidelitySummaryTest, TablesAndJsonSayTheSame) {
   EXPECT_EQ(json["rows"][0]["kind"], "all");
   const std::vector<FidelityLine> one = {Line("p0", "c0", "a", {1})};
   EXPECT_TRUE(FidelityJson(Summarize(one))["rows"][0]["mean_kl"]["low"].is_null());
+}
+
+TEST(FidelitySummaryTest, FewPromptsHaveNoIntervalInATable) {
+  const std::string text = FidelityText(Summarize({Line("p0", "c0", "a", {1}), Line("p1", "c0", "a", {3})}));
+  for (const char* word : {"2 predictions, 2 continuations, 2 prompts", "2.00000 ", "No intervals with fewer than 5"})
+    EXPECT_NE(text.find(word), std::string::npos) << word << "\n" << text;
+  EXPECT_EQ(text.find("2.00000 ["), std::string::npos) << text;
+  EXPECT_NE(FidelityText(Summarize({Line("p0", "c0", "a", {1})})).find("1 prediction, 1 continuation, 1 prompt\n"),
+            std::string::npos);
 }
 
 TEST(TextTableTest, ColumnsAreAsWideAsTheyNeed) {

@@ -6,15 +6,17 @@
 #include <cmath>
 #include <span>
 
+#include "base/text.h"
+
 namespace qkvshare {
 namespace {
 
 constexpr int kKlDecimals = 5;
 
 std::string TitleOf(const FidelityRow& first) {
-  return fmt::format("{}: {} predictions, {} continuations, {} prompts",
-                     first.kind.empty() ? "All continuations" : "Kind \"" + first.kind + "\"", first.predictions,
-                     first.continuations, first.prompts);
+  return fmt::format("{}: {}, {}, {}", first.kind.empty() ? "All continuations" : "Kind \"" + first.kind + "\"",
+                     Counted(first.predictions, "prediction"), Counted(first.continuations, "continuation"),
+                     Counted(first.prompts, "prompt"));
 }
 
 Interval Percent(Interval share) {
@@ -23,13 +25,14 @@ Interval Percent(Interval share) {
 }
 
 std::vector<std::string> RowOf(const FidelityRow& row) {
+  const auto shown = [&](const Interval& interval) { return Shown(interval, row.prompts); };
   return {row.arm,
           fmt::format("{:.2f}", row.code_bits),
           fmt::format("{:.2f}", row.total_bits),
-          IntervalText(row.mean_kl, kKlDecimals),
-          IntervalText(row.answer_kl, kKlDecimals),
-          IntervalText(Percent(row.same), 1, "%"),
-          IntervalText(row.answer_logprob, 4),
+          IntervalText(shown(row.mean_kl), kKlDecimals),
+          IntervalText(shown(row.answer_kl), kKlDecimals),
+          IntervalText(Percent(shown(row.same)), 1, "%"),
+          IntervalText(shown(row.answer_logprob), 4),
           fmt::format("{:.{}f}", row.median_kl, kKlDecimals),
           fmt::format("{:.4f}", row.p99_kl),
           fmt::format("{:.3f}", row.worst_kl),
@@ -55,8 +58,10 @@ TextTable ComparisonOf(std::span<const FidelityRow> rows, size_t against) {
   for (const FidelityRow& row : rows) {
     if (row.arm == base) continue;
     const FidelityAgainst& other = row.against[against];
-    table.rows.push_back({row.arm, IntervalText(other.kl_ratio, 3), IntervalText(other.answer_kl_ratio, 3),
-                          IntervalText(Percent(other.same), 1, "%"), IntervalText(other.answer_logprob, 4)});
+    const auto shown = [&](const Interval& interval) { return Shown(interval, row.prompts); };
+    table.rows.push_back(
+        {row.arm, IntervalText(shown(other.kl_ratio), 3), IntervalText(shown(other.answer_kl_ratio), 3),
+         IntervalText(Percent(shown(other.same)), 1, "%"), IntervalText(shown(other.answer_logprob), 4)});
   }
   return table;
 }
@@ -67,12 +72,25 @@ std::string NoteOf(const FidelitySummary& summary) {
       "bits a channel: of codes, and with all bytes; in brackets 95% intervals over prompts, of ratios and differences "
       "over the same prompts.";
   if (!summary.left_out.empty()) {
-    note += fmt::format(" Left out: {} prompts that not every arm has.", summary.left_out.size());
+    note += fmt::format(" Left out: {} that not every arm has.", Counted(summary.left_out.size(), "prompt"));
+  }
+  for (const FidelityRow& row : summary.rows) {  // the first with too few
+    if (const std::string few = TooFewText(row.prompts, "prompt"); !few.empty()) return note + few;
   }
   return note;
 }
 
 }  // namespace
+
+Interval Shown(Interval interval, size_t prompts) {
+  if (prompts < kFewestPrompts) interval.low = interval.high = Unknown().low;
+  return interval;
+}
+
+std::string TooFewText(size_t prompts, const std::string& what) {
+  if (prompts >= kFewestPrompts) return "";
+  return fmt::format(" No intervals with fewer than {} {}s: they would say too much.", kFewestPrompts, what);
+}
 
 std::string IntervalText(const Interval& interval, int decimals, const char* unit) {
   if (!std::isfinite(interval.value)) return "-";

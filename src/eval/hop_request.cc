@@ -65,6 +65,14 @@ bool CountsProbe(const PackOptions& pack) {
   return (control ? pack.control_of : pack.policy) == Policy::kTopology && pack.features.Has(Feature::kProbe);
 }
 
+bool KeepsQueries(const HopRequest& request) {
+  return Packs(request.hand_over) &&
+         std::any_of(request.packs.begin(), request.packs.end(), [&](const PackOptions& pack) {
+           const bool may_round = pack.rounding == KeyRounding::kAuto && request.session.flash_attention;
+           return pack.policy != Policy::kUniform || pack.rounding == KeyRounding::kQueries || may_round;
+         });
+}
+
 size_t HopRequest::GroupSize(size_t first) const {
   return std::min(static_cast<size_t>(parallel), chains.size() - first);
 }

@@ -69,6 +69,9 @@ struct HopRequest {
   std::string CardPath(const std::string& chain, size_t hop) const;
 };
 
+// Whether its cards are packed by queries: then those of generated tokens are kept too (Session::KeepQueries).
+bool KeepsQueries(const HopRequest& request);
+
 // Before the work: kInvalidArgument (which chain, which option), kUnsupported (why cards cannot be attached).
 Status CheckHopRequest(const Session& session, const HopRequest& request);
 // Whether the folder of cards has the one that a hop, which is done, has handed on: kInvalidArgument.

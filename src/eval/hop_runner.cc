@@ -35,15 +35,6 @@ Status Write(const std::vector<HopRecord>& group, const HopRequest& request, Res
   return file->Append(lines);
 }
 
-// Queries, of generated tokens too, are kept where packing goes by them.
-bool KeepsQueries(const HopRequest& request, const Session& session) {
-  return Packs(request.hand_over) &&
-         std::any_of(request.packs.begin(), request.packs.end(), [&](const PackOptions& pack) {
-           const bool may = pack.rounding == KeyRounding::kAuto && session.flash_attention();
-           return pack.policy != Policy::kUniform || pack.rounding == KeyRounding::kQueries || may;
-         });
-}
-
 }  // namespace
 
 Result<std::unique_ptr<Session>> MakeHopSession(const Model& model, const HopRequest& request) {
@@ -78,7 +69,7 @@ Result<std::vector<HopRecord>> RunHops(Session* session, const HopRequest& reque
     for (const HopRecord& record : records) QKV_RETURN_IF_ERROR(CheckKeptCard(record, request));
     QKV_RETURN_IF_ERROR(MakeFolders(request.card_folder));
   }
-  QKV_RETURN_IF_ERROR(session->KeepQueries(KeepsQueries(request, *session) ? kWindowTokens : 0, kWindowStride));
+  QKV_RETURN_IF_ERROR(session->KeepQueries(KeepsQueries(request) ? kWindowTokens : 0, kWindowStride));
   for (size_t done = records.size() / request.hops; done < request.chains.size();) {
     QKV_ASSIGN_OR_RETURN(const std::vector<HopRecord> group, RunHopGroup(done, request, session));
     if (file) QKV_RETURN_IF_ERROR(Write(group, request, &*file));

@@ -65,8 +65,8 @@ Result<OracleQueries> FindOracleQueries(Session* session, std::span<const int32_
 
 Result<ScoredWithAnchors> ScoreWithAnchors(Session* session, std::span<const int32_t> tokens, size_t own) {
   const size_t before = session->tokens().size();
-  const size_t queries = std::min<size_t>(own, kWindowTokens);
-  const size_t stride = std::clamp<size_t>(queries / kAnchorQueries, 1, kWindowStride);
+  const size_t queries = std::min<size_t>(own, kCostTokens);
+  const size_t stride = std::max<size_t>(queries / kAnchorQueries, 1);
   QKV_RETURN_IF_ERROR(session->KeepQueries(static_cast<uint32_t>(queries), static_cast<uint32_t>(stride)));
   Result<LogitRows> rows = ScoreTokens(session, tokens, 0);
   Result<std::vector<Anchor>> anchors =

@@ -10,12 +10,16 @@
 
 #include "agents/html_text.h"
 #include "agents/run_page_style.h"
+#include "base/hash.h"
 #include "eval/fidelity_run.h"
 #include "eval/hop_header.h"
+#include "eval/hop_kl_run.h"
 #include "eval/memory.h"
+#include "eval/model_title.h"
 #include "eval/report_chain.h"
 #include "eval/report_fidelity.h"
 #include "eval/report_file.h"
+#include "eval/report_hops.h"
 #include "eval/report_memory.h"
 #include "eval/report_style.h"
 #include "eval/report_ttft.h"
@@ -32,6 +36,7 @@ constexpr size_t kDigestCharacters = 12;
 std::string KindName(const std::string& kind) {
   if (kind == kFidelityKind) return "fidelity";
   if (kind == kHopKind) return "chain";
+  if (kind == kHopKlKind) return "hops";
   return kind == kTtftKind ? "ttft" : "memory";
 }
 
@@ -52,6 +57,12 @@ std::string ProgramsOf(const Results& results) {
   return fmt::format("{}", fmt::join(programs, ", "));
 }
 
+// Its short name, if it has one, and its own.
+std::string ModelText(const Json& header) {
+  const std::string title = ModelTitle(header), name = HeaderText(header, "model");
+  return title == name ? name : fmt::format("{} ({})", title, name);
+}
+
 TextTable SourcesTable(const std::vector<ReportFile>& files) {
   TextTable table;
   table.title = "Files";
@@ -59,7 +70,7 @@ TextTable SourcesTable(const std::vector<ReportFile>& files) {
   for (const ReportFile& file : files) {
     const Json& header = file.results.header;
     const auto text = [&](const char* member) { return HeaderText(header, member); };
-    table.rows.push_back({ShortPath(file.path), KindName(file.kind), text("model"),
+    table.rows.push_back({ShortPath(file.path), KindName(file.kind), ModelText(header),
                           fmt::format("{}", file.results.lines.size()), text("card_format"), text("llama_cpp"),
                           text("kernels"), text("threads"), ProgramsOf(file.results)});
   }
@@ -67,13 +78,37 @@ TextTable SourcesTable(const std::vector<ReportFile>& files) {
   return table;
 }
 
+// A digest by its start, a list of arms by their names, else as it stands.
+std::string ValueText(const Json& value) {
+  if (value.is_string()) {
+    const auto text = value.get<std::string>();
+    return text.size() == 2 * sizeof(Digest) ? text.substr(0, kDigestCharacters) : text;
+  }
+  const bool arms = value.is_array() && std::all_of(value.begin(), value.end(), [](const Json& item) {
+                      return item.is_object() && item.contains("arm");
+                    });
+  if (!arms) return value.dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
+  std::string names;
+  for (const Json& item : value) names += fmt::format("{}{}", names.empty() ? "" : " ", HeaderText(item, "arm"));
+  return names;
+}
+
+// All that the results follow from, on one line.
+std::string FactsText(const Json& header) {
+  std::string text;
+  for (const auto& [key, value] : header.items())
+    text += fmt::format("{}{} {}", text.empty() ? "" : "; ", key, ValueText(value));
+  return text;
+}
+
 ReportSection SourcesSection(const std::vector<ReportFile>& files) {
   const TextTable table = SourcesTable(files);
   ReportSection section;
   section.title = "What it is made of";
   section.html = HtmlTable(table);
-  section.markdown = MarkdownTable(table);
+  section.markdown = MarkdownTable(table) + "\n";
   for (const ReportFile& file : files) {
+    section.markdown += fmt::format("- `{}`: {}\n", ShortPath(file.path), FactsText(file.results.header));
     section.html += fmt::format(
         "<details class=\"more\"><summary>{}: all that its results follow from</summary>\n<pre>{}</pre></details>\n",
         HtmlText(ShortPath(file.path)),
@@ -126,7 +161,7 @@ void Move(std::vector<ReportSection>* more, std::vector<ReportSection>* sections
 }  // namespace
 
 Result<Report> MakeReport(const ReportRequest& request) {
-  const std::vector<std::string> kinds = {kFidelityKind, kHopKind, kTtftKind, kMemoryKind};
+  const std::vector<std::string> kinds = {kFidelityKind, kHopKind, kHopKlKind, kTtftKind, kMemoryKind};
   QKV_ASSIGN_OR_RETURN(const std::vector<ReportFile> files, ReadReportFiles(request.files, kinds));
   QKV_RETURN_IF_ERROR(CheckAgainst(request, files));
   std::vector<ReportSection> sections;
@@ -134,6 +169,8 @@ Result<Report> MakeReport(const ReportRequest& request) {
   Move(&fidelity, &sections);
   QKV_ASSIGN_OR_RETURN(std::vector<ReportSection> chains, ChainSections(files, request.against));
   Move(&chains, &sections);
+  QKV_ASSIGN_OR_RETURN(std::vector<ReportSection> hops, HopSections(files, request.against));
+  Move(&hops, &sections);
   QKV_ASSIGN_OR_RETURN(std::vector<ReportSection> ttft, TtftSections(files));
   Move(&ttft, &sections);
   QKV_ASSIGN_OR_RETURN(std::vector<ReportSection> memory, MemorySections(files));

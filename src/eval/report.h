@@ -9,7 +9,7 @@
 namespace qkvshare {
 
 struct ReportRequest {
-  std::vector<std::string> files;  // of eval fidelity, chain, ttft, memory; in any order
+  std::vector<std::string> files;  // of eval fidelity, chain, hops, ttft, memory; in any order
   std::vector<std::string>
       against;  // arms that the others are compared with; empty: the first of each table; f16 of chains
   std::string title = "QKVShare: results";

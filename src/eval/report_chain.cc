@@ -9,12 +9,12 @@
 #include "agents/html_text.h"
 #include "eval/chain_report.h"
 #include "eval/hop_header.h"
+#include "eval/model_title.h"
 
 namespace qkvshare {
 namespace {
 
-constexpr const char* kReference = "f16";  // that others are compared with, where nothing else is asked for
-constexpr double kDodge = 0.05;            // hops between the marks of two arms, so that their intervals can be seen
+constexpr double kDodge = 0.05;  // hops between the marks of two arms, so that their intervals can be seen
 
 ReportSection SectionOf(const std::string& model, const ChainSummary& summary) {
   const Plot plot = ChainPlot(summary);
@@ -69,7 +69,7 @@ Result<std::vector<ReportSection>> ChainSections(std::span<const ReportFile> fil
   std::vector<std::pair<std::string, std::vector<std::string>>> models;  // and their files
   for (const ReportFile& file : files) {
     if (file.kind != kHopKind) continue;
-    const std::string model = HeaderText(file.results.header, "model");
+    const std::string model = ModelTitle(file.results.header);
     auto found = std::find_if(models.begin(), models.end(), [&](const auto& m) { return m.first == model; });
     if (found == models.end()) found = models.insert(models.end(), {model, {}});
     found->second.push_back(file.path);
@@ -82,7 +82,6 @@ Result<std::vector<ReportSection>> ChainSections(std::span<const ReportFile> fil
     };
     std::vector<std::string> known;
     std::copy_if(against.begin(), against.end(), std::back_inserter(known), has);
-    if (known.empty() && has(kReference)) known.emplace_back(kReference);
     QKV_ASSIGN_OR_RETURN(const ChainSummary summary, SummarizeChains(results, known));
     sections.push_back(SectionOf(model, summary));
   }

@@ -12,8 +12,8 @@
 
 namespace qkvshare {
 
-// A section for each model. against: as in SummarizeChains; each section takes those that it has, and without one "f16"
-// if it has that. Errors as ReadChainResults and SummarizeChains.
+// A section for each model. against: as in SummarizeChains; each section takes those that it has. Errors as
+// ReadChainResults and SummarizeChains.
 Result<std::vector<ReportSection>> ChainSections(std::span<const ReportFile> files,
                                                  std::span<const std::string> against);
 

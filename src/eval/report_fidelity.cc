@@ -4,13 +4,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <utility>
 
 #include "agents/html_text.h"
+#include "eval/fidelity_map.h"
 #include "eval/fidelity_run.h"
 #include "eval/fidelity_tables.h"
+#include "eval/model_title.h"
 
 namespace qkvshare {
 namespace {
@@ -52,32 +54,9 @@ void SetBitTicks(std::span<const FidelityRow> rows, PlotAxis* axis) {
   }
 }
 
-void SetKlTicks(std::span<const FidelityRow> rows, PlotAxis* axis) {
-  double least = 1, most = kLeastKl;
-  for (const FidelityRow& row : rows) {
-    if (row.mean_kl.value <= 0) continue;  // no place on a logarithmic scale
-    const double low = std::isfinite(row.mean_kl.low) ? row.mean_kl.low : row.mean_kl.value;
-    const double high = std::isfinite(row.mean_kl.high) ? row.mean_kl.high : row.mean_kl.value;
-    least = std::min(least, std::max(low, kLeastKl));
-    most = std::max(most, high);
-  }
-  axis->ticks = DecadeTicks(least, most);
-  for (const double tick : axis->ticks) axis->tick_texts.push_back(fmt::format("{:g}", tick));
-}
-
 Result<FidelitySummary> Summarize(const FileGroup& group, std::span<const std::string> against) {
-  std::vector<FidelityLine> lines;
+  QKV_ASSIGN_OR_RETURN(const std::vector<FidelityLine> lines, FidelityLinesOf(group));
   FidelitySummaryOptions options;
-  for (const ReportFile* file : group.files) {
-    for (size_t i = 0; i < file->results.lines.size(); ++i) {
-      Result<FidelityLine> line = ParseFidelityLine(file->results.lines[i]);
-      if (!line) {
-        return Status(line.status().code(),
-                      fmt::format("{}: result {}: {}", file->path, i + 1, line.status().message()));
-      }
-      lines.push_back(std::move(*line));
-    }
-  }
   for (const std::string& arm : against) {
     if (std::any_of(lines.begin(), lines.end(), [&](const FidelityLine& line) { return line.arm == arm; }))
       options.against.push_back(arm);
@@ -121,34 +100,46 @@ void AddPoint(const FidelityRow& row, bool named, Plot* plot) {
       std::find_if(plot->series.begin(), plot->series.end(), [&](const PlotSeries& s) { return s.name == family; });
   if (series == plot->series.end())
     series = plot->series.insert(series, {family, {}, /*joined=*/false, /*hollow=*/family == kOracle});
-  PlotPoint point = {row.total_bits, row.mean_kl.value, row.mean_kl.low, row.mean_kl.high};
+  const Interval kl = Shown(row.mean_kl, row.prompts);
+  PlotPoint point = {row.total_bits, kl.value, kl.low, kl.high};
   if (named) point.name = row.arm;
-  point.title = fmt::format("{}: {:.2f} bits, KL {}", row.arm, row.total_bits, IntervalText(row.mean_kl, 5));
+  point.title = fmt::format("{}: {:.2f} bits, KL {}", row.arm, row.total_bits, IntervalText(kl, 5));
   series->points.push_back(std::move(point));
-}
-
-// Files of runs that have not come to their end; empty: there are none.
-std::string UnfinishedText(const FileGroup& group) {
-  std::vector<std::string> texts;
-  for (const ReportFile* file : group.files) {
-    std::set<std::string> done;
-    for (const Json& line : file->results.lines) done.insert(line.value("prompt", ""));
-    const size_t prompts = file->results.header.value("prompts", size_t{0});
-    if (done.size() < prompts)
-      texts.push_back(fmt::format("{} has {} of {} prompts", file->path, done.size(), prompts));
-  }
-  return texts.empty() ? "" : fmt::format("Unfinished: {}.", fmt::join(texts, "; "));
 }
 
 // Empty where the header lacks something.
 std::string TitleOf(const Json& header) {
-  const std::string model = HeaderText(header, "model"), set = HeaderText(header, "set"),
+  const std::string model = ModelTitle(header), set = HeaderText(header, "set"),
                     context = HeaderText(header, "context");
   if (model.empty() || set.empty()) return "";
   return context.empty() ? fmt::format("{}, {}", model, set) : fmt::format("{}, {}, {} tokens", model, set, context);
 }
 
 }  // namespace
+
+PlotAxis KlAxis(std::span<const FidelityRow> rows) {
+  double least = 1, most = kLeastKl;
+  for (const FidelityRow& row : rows) {
+    if (row.mean_kl.value <= 0) continue;  // no place on a logarithmic scale
+    const Interval kl = Shown(row.mean_kl, row.prompts);
+    const double low = std::isfinite(kl.low) ? kl.low : kl.value;
+    const double high = std::isfinite(kl.high) ? kl.high : kl.value;
+    least = std::min(least, std::max(low, kLeastKl));
+    most = std::max(most, high);
+  }
+  PlotAxis axis = {"mean KL, nats", true, DecadeTicks(least, most), {}};
+  for (const double tick : axis.ticks) axis.tick_texts.push_back(fmt::format("{:g}", tick));
+  return axis;
+}
+
+Result<std::vector<FidelityLine>> FidelityLinesOf(const FileGroup& group) {
+  std::vector<FidelityLine> lines;
+  for (const ReportFile* file : group.files) {
+    QKV_ASSIGN_OR_RETURN(std::vector<FidelityLine> more, ParseLines(*file, ParseFidelityLine));
+    std::move(more.begin(), more.end(), std::back_inserter(lines));
+  }
+  return lines;
+}
 
 std::vector<const FidelityRow*> ParetoFront(std::span<const FidelityRow> rows) {
   std::vector<const FidelityRow*> front;
@@ -171,9 +162,8 @@ Plot FidelityPlot(std::span<const FidelityRow> rows) {
   Plot plot;
   plot.label = "Mean KL of each arm against its bits, with the Pareto front";
   plot.x = {"bits a channel, with all bytes", true, {}, {}};
-  plot.y = {"mean KL, nats", true, {}, {}};
+  plot.y = KlAxis(rows);
   SetBitTicks(rows, &plot.x);
-  SetKlTicks(rows, &plot.y);
   const std::vector<const FidelityRow*> front = ParetoFront(rows);
   for (const FidelityRow& row : rows) {
     if (row.arm == kFloor) {
@@ -198,10 +188,9 @@ Result<std::vector<ReportSection>> FidelitySections(std::span<const ReportFile> 
   for (const FileGroup& group : groups) {
     QKV_ASSIGN_OR_RETURN(const FidelitySummary summary, Summarize(group, against));
     ReportSection& section = sections.emplace_back(SectionOf(group.title, summary));
-    if (const std::string unfinished = UnfinishedText(group); !unfinished.empty()) {
-      section.html = HtmlNote(unfinished) + section.html;
-      section.markdown = unfinished + "\n\n" + section.markdown;
-    }
+    QKV_ASSIGN_OR_RETURN(const std::string maps, TokenMaps(group));
+    if (!maps.empty()) section.html += "<h3>Widths of a context's tokens</h3>\n" + maps;
+    AddUnfinished(group, {"prompt", "prompts", "prompts"}, &section);
   }
   return sections;
 }

@@ -21,6 +21,12 @@ Result<std::vector<ReportSection>> FidelitySections(std::span<const ReportFile> 
 // floor and what knows the receiver beforehand (the oracle) do not count.
 std::vector<const FidelityRow*> ParetoFront(std::span<const FidelityRow> rows);
 
+// The lines of all files. Errors as ParseFidelityLine (which line).
+Result<std::vector<FidelityLine>> FidelityLinesOf(const FileGroup& group);
+
+// Of mean KL, as logarithm: for all rows with their intervals. What is 0 has no place on it.
+PlotAxis KlAxis(std::span<const FidelityRow> rows);
+
 // Mean KL against all bits, both as logarithms; the noise floor as a line.
 Plot FidelityPlot(std::span<const FidelityRow> rows);
 

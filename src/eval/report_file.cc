@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/file.h"
+#include "eval/header_difference.h"
 
 namespace qkvshare {
 namespace {
@@ -25,9 +26,9 @@ Result<std::string> KindOf(const std::string& path) {
 }
 
 Status Differ(const ReportFile& a, const ReportFile& b, const std::string& member) {
-  return {
-      StatusCode::kInvalidArgument,
-      fmt::format("{} and {} do not go together: their \"{}\" differs; make a report of each", a.path, b.path, member)};
+  const auto value = [&](const ReportFile& file) { return file.results.header.value(member, Json()); };
+  return {StatusCode::kInvalidArgument, fmt::format("{} and {} do not go together: their {}; make a report of each",
+                                                    a.path, b.path, DifferenceText(member, value(a), value(b)))};
 }
 
 // The first member that one has otherwise than the other; empty: none.
@@ -51,7 +52,7 @@ Result<std::vector<ReportFile>> ReadReportFiles(std::span<const std::string> pat
     QKV_ASSIGN_OR_RETURN(std::string kind, KindOf(path));
     if (std::find(kinds.begin(), kinds.end(), kind) == kinds.end()) {
       return Status(StatusCode::kInvalidArgument,
-                    fmt::format("{}: is no file of results of eval fidelity, chain, ttft or memory", path));
+                    fmt::format("{}: is no file of results of eval fidelity, chain, hops, ttft or memory", path));
     }
     QKV_ASSIGN_OR_RETURN(Results results, ReadResults(path, kind));
     files.push_back({path, std::move(kind), std::move(results)});

@@ -10,6 +10,7 @@
 
 #include "base/amounts.h"
 #include "eval/memory.h"
+#include "eval/model_title.h"
 #include "eval/svg_plot.h"
 
 namespace qkvshare {
@@ -20,7 +21,7 @@ using Json = nlohmann::ordered_json;
 constexpr double kMega = 1e6;
 
 std::string TitleOf(const Json& header) {
-  const std::string model = HeaderText(header, "model"), depth = HeaderText(header, "depth");
+  const std::string model = ModelTitle(header), depth = HeaderText(header, "depth");
   if (model.empty() || depth.empty()) return "";
   return fmt::format("{}, {} tokens, cards of {} bits", model, depth, HeaderText(header, "bits"));
 }

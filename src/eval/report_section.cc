@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "agents/html_text.h"
 
@@ -27,6 +28,23 @@ std::string FoldedTable(const TextTable& table) {
 }
 
 std::string HtmlNote(const std::string& text) { return fmt::format("<p class=\"note\">{}</p>\n", HtmlText(text)); }
+
+void AddUnfinished(const FileGroup& group, const Planned& planned, ReportSection* section) {
+  std::vector<std::string> texts;
+  for (const ReportFile* file : group.files) {
+    std::set<std::string> done;
+    for (const auto& line : file->results.lines) done.insert(HeaderText(line, planned.member));
+    const auto all = file->results.header.find(planned.planned);
+    if (all == file->results.header.end() || !(all->is_array() || all->is_number_unsigned())) continue;
+    const size_t count = all->is_array() ? all->size() : all->get<size_t>();
+    if (done.size() < count)
+      texts.push_back(fmt::format("{} has {} of {} {}", file->path, done.size(), count, planned.what));
+  }
+  if (texts.empty()) return;
+  const std::string text = fmt::format("Unfinished: {}.", fmt::join(texts, "; "));
+  section->html = HtmlNote(text) + section->html;
+  section->markdown = text + "\n\n" + section->markdown;
+}
 
 void AddLeftOut(const ReportFile& file, ReportSection* section) {
   const auto left_out = file.results.header.find("left_out");

@@ -20,6 +20,14 @@ std::string HtmlTable(const TextTable& table);
 std::string FoldedTable(const TextTable& table);
 // Says which ways the file's header has as left out, with the reason of each.
 void AddLeftOut(const ReportFile& file, ReportSection* section);
+// What the files of a group have a line or several of, and are to have so many of in the end.
+struct Planned {
+  const char* member;   // of lines
+  const char* planned;  // of the header: their number, or a list of them
+  const char* what;     // as people call them
+};
+// Says first which files of the group have not come to their end.
+void AddUnfinished(const FileGroup& group, const Planned& planned, ReportSection* section);
 std::string HtmlNote(const std::string& text);
 
 }  // namespace qkvshare

@@ -13,7 +13,7 @@ inline constexpr std::string_view kReportStyle = R"(
   --c5: #e0b93f; --c6: #c58fb0; --c7: #a9b3bd; --c8: #93a2f0; --c9: #a6d15a } }
 .s0 { --c: var(--c0) } .s1 { --c: var(--c1) } .s2 { --c: var(--c2) } .s3 { --c: var(--c3) } .s4 { --c: var(--c4) }
 .s5 { --c: var(--c5) } .s6 { --c: var(--c6) } .s7 { --c: var(--c7) } .s8 { --c: var(--c8) } .s9 { --c: var(--c9) }
-.plot { display: block; width: 100%; min-width: 560px; height: auto; font-size: 12px }
+.plot { display: block; width: 100%; min-width: 860px; height: auto; font-size: 12px }
 .plot.sample { display: inline-block; width: 14px; min-width: 0; height: 14px; margin-right: .35rem; vertical-align: -.12rem }
 .plot text { fill: var(--muted); font-variant-numeric: tabular-nums }
 .plot .end { text-anchor: end } .plot .mid { text-anchor: middle }

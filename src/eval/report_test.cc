@@ -10,9 +10,11 @@
 
 #include "eval/fidelity_run.h"
 #include "eval/hop_header.h"
+#include "eval/hop_kl_report.h"
 #include "eval/memory.h"
 #include "eval/report_chain.h"
 #include "eval/report_fidelity.h"
+#include "eval/report_hops.h"
 #include "eval/run_facts.h"
 #include "eval/ttft.h"
 
@@ -48,7 +50,7 @@ class ReportTest : public testing::Test {
   }
   static std::vector<Json> FidelityLines(const std::string& arm, double bits, double kl) {
     std::vector<Json> lines;
-    for (const char* prompt : {"p0", "p1", "p2"}) {
+    for (const char* prompt : {"p0", "p1", "p2", "p3", "p4"}) {
       FidelityLine line;
       line.prompt = prompt;
       line.continuation = "c0";
@@ -246,6 +248,69 @@ TEST_F(ReportTest, SaysWhatAContextTakesAndWhatIsLeftOut) {
   const Report report = Make({Write("m", header, lines)});
   ExpectHas(report.markdown, {"-10.0 MB", "57.0 MB", "Without card: heads of 80"});
   ExpectHas(report.html, {"Without card: heads of 80 &lt;values&gt;"});
+}
+
+TEST_F(ReportTest, SaysWhatIsUnfinished) {
+  Json header = Common(kTtftKind);
+  header["depths"] = {1024, 2048};
+  header["pack"] = {{"policy", "uniform"}, {"code_bits", 4.0}, {"max_bytes", 0}};
+  TtftLine line;
+  line.way = kReprefillWay;
+  line.runs = 1;
+  line.depth = 1024;
+  const std::string part = Write("t1", header, {TtftJson(line)});
+  ExpectHas(Make({part}).markdown, {"Unfinished: ", "t1 has 1 of 2 depths"});
+  header["depths"] = {1024};
+  EXPECT_EQ(Make({Write("t2", header, {TtftJson(line)})}).html.find("Unfinished"), std::string::npos);
+}
+
+TEST_F(ReportTest, TheMarkdownSaysWhatResultsFollowFrom) {
+  Json header = FidelityHeader({});
+  header["arms"] = Json::array({{{"arm", "uniform@4"}, {"code_bits", 4}}, {{"arm", "exact"}}});
+  header["input"] = std::string(64, 'e');
+  const std::string markdown = Make({Write("f1", header, FidelityLines("uniform@4", 4.25, 0.01))}).markdown;
+  ExpectHas(markdown, {"input eeeeeeeeeeee; ", "threads 2", "arms uniform@4 exact", "card_format [0,1]", "/f1`: "});
+  EXPECT_EQ(markdown.find("eeeeeeeeeeeee"), std::string::npos);
+}
+
+TEST_F(ReportTest, ModelsThatAreKnownHaveTheirShortNames) {
+  Json header = FidelityHeader({"uniform@4"});
+  header["model"] = "Smollm2 135M 8k Lc100K Mix1 Ep2";
+  header["model_fingerprint"] = "fa9d46b38d5be0f932fbfdf48f7c076c747e0ef5bcf27ba9322b904a5af2d4ba";
+  const Report report = Make({Write("f1", header, FidelityLines("uniform@4", 4.25, 0.01))});
+  ExpectHas(report.html, {"<h2>Fidelity: smollm2-135m, facts", "smollm2-135m (Smollm2 135M 8k Lc100K Mix1 Ep2)"});
+  header["model_fingerprint"] = "00";
+  ExpectHas(Make({Write("f2", header, FidelityLines("uniform@4", 4.25, 0.01))}).html,
+            {"<h2>Fidelity: Smollm2 135M 8k Lc100K Mix1 Ep2, facts"});
+}
+
+TEST(ReportHopsTest, ZerosAndTheFirstHopAreNotDrawn) {
+  std::vector<FidelityLine> lines;
+  for (const char* arm : {"once@4", "cache:f16"}) {
+    for (const char* chain : {"a", "b", "c", "d", "e"}) {
+      for (int hop = 1; hop <= 3; ++hop) {
+        FidelityLine& line = lines.emplace_back();
+        line.prompt = chain;
+        line.arm = arm;
+        line.continuation = line.kind = "hop " + std::to_string(hop);
+        line.kl = {arm[0] == 'o' ? 0.01 * hop : 0};
+        line.same = {1};
+        line.logprob = line.ref_logprob = {-1};
+        line.answer_tokens = 1;
+      }
+    }
+  }
+  const Result<FidelitySummary> summary = SummarizeHopKl(lines, {});
+  ASSERT_TRUE(summary.has_value());
+  const Plot plot = HopKlPlot(*summary);
+  ASSERT_EQ(plot.series.size(), 2U);
+  ASSERT_EQ(plot.series[0].points.size(), 2U);
+  EXPECT_NEAR(plot.series[0].points[0].x, 2, 0.1);
+  EXPECT_NEAR(plot.series[0].points[1].y, 0.03, 1e-12);
+  EXPECT_NEAR(plot.series[0].points[1].low, 0.03, 1e-12);
+  EXPECT_TRUE(plot.series[1].points.empty());
+  EXPECT_DOUBLE_EQ(plot.y.ticks.front(), 0.01);
+  EXPECT_DOUBLE_EQ(plot.y.ticks.back(), 0.1);
 }
 
 TEST(ReportChainTest, ArmsThatAreNotDoneAreNotDrawn) {

@@ -9,6 +9,7 @@
 
 #include "agents/html_text.h"
 #include "base/amounts.h"
+#include "eval/model_title.h"
 #include "eval/svg_plot.h"
 #include "eval/ttft.h"
 
@@ -20,7 +21,7 @@ using Json = nlohmann::ordered_json;
 constexpr double kShownPercent = 0.05;  // of a bar; less is under a pixel
 
 std::string TitleOf(const Json& header) {
-  const std::string model = HeaderText(header, "model");
+  const std::string model = ModelTitle(header);
   if (model.empty() || !header.contains("pack") || !header["pack"].is_object()) return "";
   const Json& pack = header["pack"];
   const std::string budget = HeaderText(pack, "max_bytes") == "0" ? HeaderText(pack, "code_bits") + " bits"
@@ -210,6 +211,7 @@ Result<std::vector<ReportSection>> TtftSections(std::span<const ReportFile> file
       return Status(StatusCode::kInvalidArgument, group.files.front()->path + ": there are no results yet");
     sections.push_back(TtftPart(std::move(lines)).Section(group.title));
     AddLeftOut(*group.files.front(), &sections.back());
+    AddUnfinished(group, {"depth", "depths", "depths"}, &sections.back());
   }
   return sections;
 }

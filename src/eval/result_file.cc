@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/file.h"
+#include "eval/header_difference.h"
 #include "eval/run_facts.h"
 
 namespace qkvshare {
@@ -103,7 +104,10 @@ Status ResultFile::CheckHeader(const std::string& line, const Json& header) cons
   const Json ours = Parse(LineOf(header));  // as it reads when written
   for (const auto& [key, value] : ours.items()) {
     if (theirs.contains(key) && theirs[key] == value) continue;
-    return refuse(fmt::format("is of another run, whose \"{}\" differs", key));
+    const Json missing;
+    const std::string difference =
+        DifferenceText(key, theirs.contains(key) ? theirs[key] : missing, value, {"there", "now"});
+    return refuse(fmt::format("is of another run, whose {}", difference));
   }
   return theirs.size() == ours.size() ? Status() : refuse("says more of its run than this version knows");
 }

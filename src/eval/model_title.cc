@@ -1,0 +1,29 @@
+#include "eval/model_title.h"
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <utility>
+
+#include "eval/report_file.h"
+
+namespace qkvshare {
+namespace {
+
+// The start of a model's fingerprint, which does not depend on its file's name, and its name in KnownModels.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 2> kNames = {{
+    {"fa9d46b38d5be0f9", "smollm2-135m"},
+    {"099d0b0a100ed459", "qwen2.5-coder-0.5b"},
+}};
+
+}  // namespace
+
+std::string ModelTitle(const nlohmann::ordered_json& header) {
+  const std::string fingerprint = HeaderText(header, "model_fingerprint");
+  const auto* const known =
+      std::find_if(kNames.begin(), kNames.end(), [&](const auto& name) { return fingerprint.starts_with(name.first); });
+  return known == kNames.end() ? HeaderText(header, "model") : std::string(known->second);
+}
+
+}  // namespace qkvshare
