@@ -73,6 +73,63 @@ TEST_F(PackPolicyTest, EveryPolicyKeepsToTheBudgetAndIsNamed) {
   }
 }
 
+TEST_F(PackPolicyTest, KeysAreRoundedByQueriesWhereThereAreSome) {
+  const KvState rows = Take(session_->TakeKv());
+  // What the kept queries see of the errors of all keys, squared.
+  const auto seen = [&](const Card& card) {
+    double sum = 0;
+    for (size_t layer = 0; layer < card.layers(); ++layer) {
+      const LayerQueries& queries = session_->window().layers[layer];
+      const size_t dim = queries.dim;
+      const size_t heads = card.shape(layer).kv_heads;
+      std::vector<Half> keys(kTokens * heads * dim);
+      EXPECT_TRUE(card.Unpack(ScalarKernels(), layer, Side::kKeys, kTokens, keys.data()).ok());
+      for (size_t row = 0; row < session_->window().queries() * queries.heads; ++row) {
+        const auto head = static_cast<uint32_t>(row % queries.heads / (queries.heads / heads));
+        for (size_t t = 0; t < kTokens; ++t) {
+          const Half* exact = rows.view().head(layer, Side::kKeys, head).row(t);
+          double error = 0;
+          for (size_t c = 0; c < dim; ++c) {
+            error += static_cast<double>(queries.q[row * dim + c]) *
+                     (HalfToFloat(keys[(t * heads + head) * dim + c]) - HalfToFloat(exact[c]));
+          }
+          sum += error * error;
+        }
+      }
+    }
+    return sum;
+  };
+  PackOptions options = options_;
+  for (const double bits : {2, 4}) {
+    options.code_bits = bits;
+    options.rounding = KeyRounding::kAuto;
+    const Card by_queries = Pack(options);
+    EXPECT_EQ(by_queries.info().rounding, "queries");
+    options.rounding = KeyRounding::kNearest;
+    const Card nearest = Pack(options);
+    EXPECT_EQ(nearest.info().rounding, "nearest");
+    EXPECT_EQ(nearest.payload_bytes(), by_queries.payload_bytes());
+    EXPECT_LT(seen(by_queries), 0.6 * seen(nearest));
+  }
+  options.code_bits = 8;
+  options.rounding = KeyRounding::kAuto;
+  EXPECT_EQ(Pack(options).info().rounding, "nearest");
+}
+
+TEST_F(PackPolicyTest, WithoutQueriesKeysAreRoundedToTheNearest) {
+  const auto session = MakeSession(*model_);
+  ASSERT_TRUE(session->Prefill(SomeTokens(kTokens), {}).ok());
+  PackOptions options;
+  PackTimes times;
+  const Card card = Take(Card::FromBytes(Take(PackSession(*session, options, &times)).Bytes()));
+  EXPECT_EQ(card.info().rounding, "nearest");
+  options.rounding = KeyRounding::kQueries;
+  const Result<PackedCard> refused = PackSession(*session, options, &times);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(refused.status().message().find("nearest"), std::string::npos) << refused.status().message();
+}
+
 TEST_F(PackPolicyTest, ControlsHaveTheHistogramOfTheirPolicy) {
   for (const Policy of : {Policy::kLocal, Policy::kTopology}) {
     const Card base = Pack(of);

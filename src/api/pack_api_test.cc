@@ -94,9 +94,18 @@ TEST_F(ApiTest, PackOptions) {
   options.policy = nullptr;
   IsNull(pack(options));
   options.policy = "local";
-  EXPECT_EQ(pack(options), QKV_INVALID_ARGUMENT);  // nothing was kept
   qkv_prefill_options prefill;
   qkv_prefill_options_default(&prefill, sizeof prefill);
+  prefill.keep_attention = false;
+  Good(qkv_session_prefill_text(session.get(), kText.data(), kText.size(), &prefill, &error_));
+  EXPECT_EQ(pack(options), QKV_INVALID_ARGUMENT);  // nothing was kept
+  options.rounding = "queries";
+  options.policy = "uniform";
+  Bad(pack(options), QKV_INVALID_ARGUMENT, "nearest");
+  options.rounding = "up";
+  Bad(pack(options), QKV_INVALID_ARGUMENT, "rounding 'up'");
+  options.rounding = nullptr;
+  options.policy = "local";
   prefill.keep_attention = true;
   Good(qkv_session_prefill_text(session.get(), kText.data(), kText.size(), &prefill, &error_));
   Good(pack(options));
