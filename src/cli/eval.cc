@@ -164,15 +164,17 @@ Command AddEval(CLI::App* app) {
   const Command chain = AddEvalChain(app);
   const Command ttft = AddEvalTtft(app);
   const Command memory = AddEvalMemory(app);
+  const Command sensitivity = AddEvalSensitivity(app);
   // What `eval memory` starts: no command for people.
   CLI::App* process = app->add_subcommand("memory-process", "")->group("");
-  return [app, flags, speed, join, fidelity, chain, ttft, memory, process] {
+  return [app, flags, speed, join, fidelity, chain, ttft, memory, sensitivity, process] {
     if (app->got_subcommand("speed")) return speed();
     if (app->got_subcommand("join")) return join();
     if (app->got_subcommand("fidelity")) return fidelity();
     if (app->got_subcommand("chain")) return chain();
     if (app->got_subcommand("ttft")) return ttft();
     if (app->got_subcommand("memory")) return memory();
+    if (app->got_subcommand("sensitivity")) return sensitivity();
     if (process->parsed()) return RunMemoryProcess();
     const Status status = RunHandoff(*flags);
     return status.ok() ? static_cast<int>(kSuccess) : ReportError(status);

@@ -11,5 +11,6 @@ Command AddEvalChain(CLI::App* eval);
 Command AddEvalFidelity(CLI::App* eval);
 Command AddEvalTtft(CLI::App* eval);
 Command AddEvalMemory(CLI::App* eval);
+Command AddEvalSensitivity(CLI::App* eval);
 
 }  // namespace qkvshare::cli

@@ -5,13 +5,13 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdlib>
 #include <utility>
 
 #include "eval/cache_round_trip.h"
 #include "eval/fidelity.h"
 #include "eval/policy_seed.h"
 #include "eval/receiver_facts.h"
+#include "eval/rounded.h"
 #include "runtime/generate.h"
 #include "runtime/probe_queries.h"
 #include "runtime/sender.h"
@@ -21,9 +21,6 @@ namespace {
 
 constexpr size_t kNoisePiece = 16;
 constexpr const char* kSender = "sender";
-
-// With six digits: results are kept as text.
-double Rounded(double x) { return std::strtod(fmt::format("{:.6g}", x).c_str(), nullptr); }
 
 // What a receiver reads and says.
 struct Turn {
