@@ -45,6 +45,9 @@ Status ReadPolicy(const qkv_pack_options& options, PackOptions* pack) {
   QKV_ASSIGN_OR_RETURN(pack->policy, qkvshare::PolicyFromName(options.policy));
   QKV_ASSIGN_OR_RETURN(pack->control_of,
                        qkvshare::PolicyFromName(TextOr(options.control_of, qkvshare::PolicyName(defaults.control_of))));
+  if (pack->policy == qkvshare::Policy::kLearned || pack->control_of == qkvshare::Policy::kLearned) {
+    return {StatusCode::kUnsupported, "policy learned is not to be had here: use local"};
+  }
   QKV_ASSIGN_OR_RETURN(pack->features, qkvshare::ParseFeatures(options.features));
   if (pack->features.NeedsPredictions()) {
     return {StatusCode::kUnsupported, "features: confidence and next_entropy are not to be had here; leave them out"};

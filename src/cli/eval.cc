@@ -166,9 +166,10 @@ Command AddEval(CLI::App* app) {
   const Command hops = AddEvalHops(app);
   const Command ttft = AddEvalTtft(app);
   const Command memory = AddEvalMemory(app);
+  const Command sensitivity = AddEvalSensitivity(app);
   // What `eval memory` starts: no command for people.
   CLI::App* process = app->add_subcommand("memory-process", "")->group("");
-  return [app, flags, speed, join, fidelity, chain, hops, ttft, memory, process] {
+  return [app, flags, speed, join, fidelity, chain, hops, ttft, memory, sensitivity, process] {
     if (app->got_subcommand("speed")) return speed();
     if (app->got_subcommand("join")) return join();
     if (app->got_subcommand("fidelity")) return fidelity();
@@ -176,6 +177,7 @@ Command AddEval(CLI::App* app) {
     if (app->got_subcommand("hops")) return hops();
     if (app->got_subcommand("ttft")) return ttft();
     if (app->got_subcommand("memory")) return memory();
+    if (app->got_subcommand("sensitivity")) return sensitivity();
     if (process->parsed()) return RunMemoryProcess();
     const Status status = RunHandoff(*flags);
     return status.ok() ? static_cast<int>(kSuccess) : ReportError(status);

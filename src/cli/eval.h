@@ -12,5 +12,6 @@ Command AddEvalHops(CLI::App* eval);
 Command AddEvalFidelity(CLI::App* eval);
 Command AddEvalTtft(CLI::App* eval);
 Command AddEvalMemory(CLI::App* eval);
+Command AddEvalSensitivity(CLI::App* eval);
 
 }  // namespace qkvshare::cli

@@ -15,13 +15,16 @@
 #include "base/text.h"
 #include "card/static_profile.h"
 #include "eval/run_facts.h"
+#include "policy/controller.h"
 #include "runtime/pack_text.h"
 
 namespace qkvshare {
 namespace {
 
-constexpr std::array<const char*, 11> kKeys = {"alpha",   "features",   "levels", "protect",   "seed",    "layers",
-                                               "profile", "control_of", "inject", "max_bytes", "rounding"};
+// As they are read: a controller counts where the policy is known, a control's too.
+constexpr std::array<const char*, 12> kKeys = {"alpha",      "features", "levels",    "protect",
+                                               "seed",       "layers",   "profile",   "control_of",
+                                               "controller", "inject",   "max_bytes", "rounding"};
 constexpr std::array<Feature, 3> kReceiverFeatures = {Feature::kPrior, Feature::kAnchors, Feature::kProbe};
 constexpr const char* kOracle = "oracle";
 constexpr const char* kExact = "exact";
@@ -76,6 +79,7 @@ class Parser {
       const auto found = options_.find(key);
       if (found != options_.end()) QKV_RETURN_IF_ERROR(Set(key, found->second));
     }
+    QKV_RETURN_IF_ERROR(ChooseController());
     QKV_RETURN_IF_ERROR(Check());
     arm_.name = Name();
     return std::move(arm_);
@@ -145,6 +149,7 @@ class Parser {
     }
     if (key == "features") return Assign(ParseFeatures(FeatureList(value)), &pack.features);
     if (key == "levels") return Assign(ParseLevels(Replace(value, '/', ',')), &pack.levels);
+    if (key == "controller") return {};
     if (key == "control_of") return Assign(PolicyFromName(value), &pack.control_of);
     if (key == "rounding") return Assign(KeyRoundingFromName(value), &pack.rounding);
     if (key == "layers") {
@@ -165,6 +170,11 @@ class Parser {
     if (!result) return Named(result.status());
     *to = std::move(*result);
     return {};
+  }
+
+  Status ChooseController() {
+    if (arm_.oracle) return Given("controller") ? Invalid("controller: an oracle has none") : Status();
+    return Named(UseController(Given("controller") ? options_.at("controller") : "", &arm_.pack));
   }
 
   // What the arm would pass over is refused.
@@ -218,7 +228,8 @@ class Parser {
     std::vector<std::string> levels;
     for (const Level level : pack.levels) levels.push_back(LevelName(level));
     add(pack.alpha != (arm_.oracle ? 0 : usual.alpha), "alpha", fmt::format("{}", pack.alpha));
-    add(!arm_.oracle && pack.features != usual.features, "features", FeatureText(pack.features));
+    const bool learned = pack.controller != nullptr;
+    add(!arm_.oracle && !learned && pack.features != usual.features, "features", FeatureText(pack.features));
     add(!levels.empty(), "levels", fmt::format("{}", fmt::join(levels, "/")));
     add(pack.protected_tokens != 0, "protect", std::to_string(pack.protected_tokens));
     add(pack.policy_seed != usual.policy_seed, "seed", std::to_string(pack.policy_seed));
@@ -226,6 +237,7 @@ class Parser {
     add(!arm_.layer_bits.empty(), "layers", Replace(arm_.layer_bits, ',', '/'));
     // Results name no folders; the header has the profile's digest.
     if (Given("profile")) add(true, "profile", std::filesystem::path(options_.at("profile")).filename().string());
+    add(learned && pack.controller->name() != kDefaultController, "controller", learned ? pack.controller->name() : "");
     add(pack.control_of != usual.control_of, "control_of", PolicyName(pack.control_of));
     add(arm_.inject != InjectMode::kFused, "inject", InjectModeName(arm_.inject));
     add(pack.max_bytes != 0, "max_bytes", std::to_string(pack.max_bytes));

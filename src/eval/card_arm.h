@@ -29,8 +29,9 @@ struct CardArm {
 // POLICY@BITS[,KEY=VALUE...], "exact" for uniform@16, and "oracle@BITS". Without @BITS where max_bytes is given.
 //
 //   alpha=SHARE features=NAME+NAME seed=N control_of=POLICY    as the flags of `pack`; features: default, full, -NAME
-//   too levels=K4V2/K4V4 protect=TOKENS max_bytes=N                with / between levels layers=0-2:k=1/v=1;20:v=-1 as
-//   --layer-bits, with / for the comma profile=FILE rounding=queries|nearest inject=fused|restore
+//   too levels=K4V2/K4V4 protect=TOKENS controller=NAME or FILE max_bytes=N                with / between levels
+//   layers=0-2:k=1/v=1;20:v=-1 as --layer-bits, with / for the comma profile=FILE rounding=queries|nearest
+//   inject=fused|restore
 //
 // Defaults are those of `pack`; cards are attached. Of oracle, alpha is 0: its card goes by the receiver alone.
 // kInvalidArgument names an unknown or repeated key, a value that is none, or an option that the arm would pass over;

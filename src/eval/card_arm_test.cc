@@ -7,6 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/hash.h"
+#include "policy/controller.h"
+
 namespace qkvshare {
 namespace {
 
@@ -47,6 +50,20 @@ TEST(CardArm, TakesAllOptions) {
   EXPECT_TRUE(control.NeedsReceiver());
   const CardArm sized = Parse("uniform,max_bytes=50000");
   EXPECT_EQ(sized.pack.max_bytes, 50'000u);
+}
+
+TEST(CardArm, LearnedHasItsController) {
+  const CardArm arm = Parse("learned@3.25");
+  EXPECT_EQ(arm.pack.policy, Policy::kLearned);
+  ASSERT_NE(arm.pack.controller, nullptr);
+  EXPECT_EQ(arm.pack.controller->name(), kDefaultController);
+  EXPECT_EQ(arm.pack.features, arm.pack.controller->features());
+  EXPECT_EQ(CardArmJson(arm)["controller"], ToHex(arm.pack.controller->id()));
+  EXPECT_FALSE(CardArmJson(Parse("local@3.25")).contains("controller"));
+  const CardArm control = Parse("random@3.25,control_of=learned");
+  EXPECT_EQ(control.pack.controller->id(), arm.pack.controller->id());
+  EXPECT_EQ(control.name, "random@3.25,control_of=learned");
+  EXPECT_EQ(Parse("learned@3.25,controller=gsm8k").name, "learned@3.25");
 }
 
 TEST(CardArm, FitsTheWidthsOfLayers) {
@@ -103,7 +120,11 @@ TEST(CardArm, IsNamedByWhatDiffersFromTheDefaults) {
 TEST(CardArm, RefusesWhatIsNoneAndWhatItWouldPassOver) {
   const std::vector<std::pair<std::string, std::string>> wrong = {
       {"", "unknown policy"},
-      {"best@4", "choose uniform, local, topology, random or inverted, oracle or exact"},
+      {"learned@4,controller=none", "no controller 'none': give a file, or one of gsm8k"},
+      {"learned@4,features=rarity", "leave them out"},
+      {"local@4,controller=gsm8k", "choose another policy than local"},
+      {"oracle@4,controller=gsm8k", "an oracle has none"},
+      {"best@4", "choose uniform, local, topology, learned, random or inverted, oracle or exact"},
       {"uniform", "give its bits, as uniform@4"},
       {"uniform@", "no number of bits"},
       {"uniform@4x", "no number of bits"},

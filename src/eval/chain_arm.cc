@@ -25,8 +25,10 @@ Status CheckCard(const std::string& text, const CardArm& card) {
     return InvalidArm(text, "inject: the cards of a chain are attached; leave it out, or use requantized");
   if (card.pack.max_bytes > 0) return InvalidArm(text, "max_bytes: each hop has a card of its own size; give bits");
   for (const Feature feature : {Feature::kConfidence, Feature::kNextEntropy, Feature::kAnchors}) {
-    if (card.pack.features.Named(feature))
-      return InvalidArm(text, fmt::format("feature {} is not known in a chain; leave it out", FeatureName(feature)));
+    if (!card.pack.features.Named(feature)) continue;
+    const char* instead =
+        card.pack.controller != nullptr ? "take a controller without it, as controller=gsm8k-window" : "leave it out";
+    return InvalidArm(text, fmt::format("feature {} is not known in a chain; {}", FeatureName(feature), instead));
   }
   return {};
 }

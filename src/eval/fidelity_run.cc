@@ -13,6 +13,7 @@
 #include "eval/fidelity_check.h"
 #include "eval/fidelity_map.h"
 #include "eval/fidelity_prompt.h"
+#include "eval/prompt_digest.h"
 #include "eval/result_file.h"
 #include "eval/run_facts.h"
 
@@ -22,36 +23,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int kVersion = 1;
-
-void UpdateTokens(const std::vector<int32_t>& tokens, Blake2bHasher* hasher) {
-  hasher->UpdateValue(tokens.size());
-  for (const int32_t token : tokens) hasher->UpdateValue(token);
-}
-
-// Of all that the arms are given.
-Digest DigestOf(const std::vector<EvalPrompt>& prompts) {
-  Blake2bHasher hasher;
-  for (const EvalPrompt& prompt : prompts) {
-    hasher.UpdateString(prompt.id);
-    UpdateTokens(prompt.context, &hasher);
-    hasher.UpdateValue(prompt.segments.size());
-    for (const Segment& segment : prompt.segments) {
-      hasher.UpdateString(segment.role);
-      hasher.UpdateValue(segment.first_token);
-      hasher.UpdateValue(segment.tokens);
-    }
-    hasher.UpdateValue(prompt.continuations.size());
-    for (const Continuation& continuation : prompt.continuations) {
-      hasher.UpdateString(continuation.id);
-      hasher.UpdateString(continuation.kind);
-      for (const auto* tokens : {&continuation.instruction, &continuation.turn, &continuation.answer})
-        UpdateTokens(*tokens, &hasher);
-      hasher.UpdateValue(continuation.roles.size());
-      for (const std::string& role : continuation.roles) hasher.UpdateString(role);
-    }
-  }
-  return hasher.Finish();
-}
 
 Json ResultJson(const FidelityResult& result) {
   Json json = FidelityLineJson(result.line);
@@ -173,8 +144,9 @@ class FidelityRunner {
     ResultPlan plan;
     Json arms = Json::array();
     for (const FidelityArm& arm : arms_) arms.push_back(FidelityArmJson(arm));
-    plan.header = {
-        {kFidelityKind, kVersion}, {"input", ToHex(DigestOf(request_.prompts))}, {"prompts", request_.prompts.size()}};
+    plan.header = {{kFidelityKind, kVersion},
+                   {"input", ToHex(PromptDigest(request_.prompts))},
+                   {"prompts", request_.prompts.size()}};
     if (request_.made_by.is_object()) plan.header.update(request_.made_by);
     plan.header.update({{"arms", arms}, {"predict", request_.predict}, {"batch", request_.session.batch}});
     plan.header.update(ModelFacts(model_));

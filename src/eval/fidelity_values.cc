@@ -3,11 +3,10 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <cstdlib>
+
+#include "eval/rounded.h"
 
 namespace qkvshare {
-
-double RoundedValue(double value) { return std::strtod(fmt::format("{:.6g}", value).c_str(), nullptr); }
 
 Status AddPredictions(std::span<const Prediction> predictions, FidelityLine* line) {
   for (const Prediction& p : predictions) {
@@ -15,10 +14,10 @@ Status AddPredictions(std::span<const Prediction> predictions, FidelityLine* lin
       return {StatusCode::kNonFinite, fmt::format("arm {}, prompt {}, continuation {}: prediction {} is no number",
                                                   line->arm, line->prompt, line->continuation, line->kl.size())};
     }
-    line->kl.push_back(RoundedValue(p.kl));
+    line->kl.push_back(Rounded(p.kl));
     line->same.push_back(p.same ? 1 : 0);
-    line->logprob.push_back(RoundedValue(p.log_probability));
-    line->ref_logprob.push_back(RoundedValue(p.reference_log_probability));
+    line->logprob.push_back(Rounded(p.log_probability));
+    line->ref_logprob.push_back(Rounded(p.reference_log_probability));
   }
   return {};
 }

@@ -9,8 +9,6 @@
 
 namespace qkvshare {
 
-double RoundedValue(double value);
-
 // Adds them to the line, which is named already. kNonFinite names it, and the prediction that is no number.
 Status AddPredictions(std::span<const Prediction> predictions, FidelityLine* line);
 

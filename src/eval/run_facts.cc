@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "card/format.h"
+#include "policy/controller.h"
 #include "qkvshare/version.h"
 #include "runtime/backend.h"
 
@@ -32,6 +33,24 @@ Json LayersJson(const std::vector<LayerAdjustment>& layers) {
   Json json = Json::array();
   for (const LayerAdjustment layer : layers) json.push_back({layer.keys, layer.values});
   return json;
+}
+
+// All that every policy has.
+Json PolicyFacts(const PackOptions& options) {
+  Json levels = Json::array();
+  for (const Level level : options.levels) levels.push_back(LevelName(level));
+  return {{"policy", PolicyName(options.policy)},
+          {"control_of", PolicyName(options.control_of)},
+          {"policy_seed", options.policy_seed},
+          {"alpha", options.alpha},
+          {"features", options.features.Names()},
+          {"code_bits", options.code_bits},
+          {"max_bytes", options.max_bytes},
+          {"protected_tokens", options.protected_tokens},
+          {"rounding", KeyRoundingName(options.rounding)},
+          {"levels", levels},
+          {"layers", LayersJson(options.layers)},
+          {"profile", options.profile == nullptr ? "" : ToHex(options.profile->id)}};
 }
 
 }  // namespace
@@ -58,20 +77,9 @@ Json SessionFacts(const Session& session) {
 }
 
 Json PackFacts(const PackOptions& options) {
-  Json levels = Json::array();
-  for (const Level level : options.levels) levels.push_back(LevelName(level));
-  return {{"policy", PolicyName(options.policy)},
-          {"control_of", PolicyName(options.control_of)},
-          {"policy_seed", options.policy_seed},
-          {"alpha", options.alpha},
-          {"features", options.features.Names()},
-          {"code_bits", options.code_bits},
-          {"max_bytes", options.max_bytes},
-          {"protected_tokens", options.protected_tokens},
-          {"rounding", KeyRoundingName(options.rounding)},
-          {"levels", levels},
-          {"layers", LayersJson(options.layers)},
-          {"profile", options.profile == nullptr ? "" : ToHex(options.profile->id)}};
+  Json facts = PolicyFacts(options);
+  if (options.controller != nullptr) facts["controller"] = ToHex(options.controller->id());
+  return facts;
 }
 
 Json ProducerFacts() {

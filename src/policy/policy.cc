@@ -9,13 +9,14 @@
 #include <utility>
 
 #include "policy/anchors.h"
+#include "policy/controller.h"
 #include "policy/score.h"
 #include "policy/token_costs.h"
 
 namespace qkvshare {
 namespace {
 
-constexpr std::array<const char*, 5> kNames = {"uniform", "local", "topology", "random", "inverted"};
+constexpr std::array<const char*, 6> kNames = {"uniform", "local", "topology", "learned", "random", "inverted"};
 
 std::vector<size_t> FreeTokens(size_t tokens, FixedTokens fixed) {
   std::vector<size_t> free;
@@ -71,19 +72,39 @@ Result<TokenCosts> ProbeCosts(const PlanInput& input, const CostOptions& options
   return std::move(measured.costs);
 }
 
+// The closed form's costs, each token's scaled so that at the narrowest level it is what the controller says.
+Status LearnCosts(const PlanInput& input, const Controller& controller, MeasuredCosts* measured) {
+  const size_t earlier = input.earlier != nullptr ? input.earlier->tokens : 0;
+  const AttentionStats own = measured->attention.From(earlier);
+  const ControllerFacts facts{own, measured->costs, earlier + input.kv.tokens, input.token_ids, input.predictions};
+  QKV_ASSIGN_OR_RETURN(const auto columns, ControllerColumns(facts, controller.weights().inputs));
+  std::vector<double> multiplier = controller.Predict(columns);
+  for (size_t t = 0; t < multiplier.size(); ++t) {
+    const double closed = measured->costs.keys[0][t] + measured->costs.values[0][t];
+    multiplier[t] = closed > 0 ? multiplier[t] / closed : 0.0;  // what costs nothing at any width
+  }
+  ScaleTokenCosts(multiplier, &measured->costs);
+  return {};
+}
+
 Result<PlanCosts> MeasureScoredCosts(const PlanInput& input, const PlanRequest& request) {
   if (input.token_ids.size() != input.kv.tokens) {
     return Status(StatusCode::kInvalidArgument, "plan: not one token id a row of the cache");
   }
   const FeatureSet& features = request.features;
   CostOptions options;
-  options.attention = features.Has(Feature::kAttention);
+  // A controller's inputs are of measured attention, whichever they are.
+  options.attention = features.Has(Feature::kAttention) || request.measured() == Policy::kLearned;
   options.spread = features.Has(Feature::kVariance) || features.Has(Feature::kEntropy);
   options.layers = request.limits.layers;
   options.metrics = input.metrics;
   options.earlier = input.earlier;
   options.threads = request.threads;
   QKV_ASSIGN_OR_RETURN(MeasuredCosts measured, MeasureTokenCosts(input.kv, input.profiles, input.window, options));
+  if (request.measured() == Policy::kLearned) {
+    QKV_RETURN_IF_ERROR(LearnCosts(input, *request.controller, &measured));
+    return PlanCosts{std::move(measured.costs), features.Names(), MakeAnchors(measured.attention)};
+  }
   const bool topology = request.measured() == Policy::kTopology;
   const AttentionStats own = measured.attention.From(input.earlier != nullptr ? input.earlier->tokens : 0);
   const ScoreInput score_input{own, input.token_ids, input.predictions, input.transfer};
@@ -106,13 +127,14 @@ Result<Policy> PolicyFromName(const std::string& name) {
   const auto found = std::find(kNames.begin(), kNames.end(), name);
   if (found != kNames.end()) return static_cast<Policy>(found - kNames.begin());
   return Status(StatusCode::kInvalidArgument,
-                "unknown policy '" + name + "'; choose uniform, local, topology, random or inverted");
+                "unknown policy '" + name + "'; choose uniform, local, topology, learned, random or inverted");
 }
 
 std::string PlanRequest::Description() const {
   std::string text = PolicyName(policy);
   if (policy != measured()) text += std::string(" of ") + PolicyName(control_of);
   if (measured() == Policy::kTopology) text += fmt::format(", alpha {}", alpha);
+  if (measured() == Policy::kLearned && controller != nullptr) text += " by " + controller->name();
   if (policy == Policy::kRandom) text += fmt::format(", seed {}", seed);
   return text;
 }
@@ -121,11 +143,17 @@ Status CheckPlanRequest(const PlanRequest& request) {
   const auto invalid = [](const std::string& what) { return Status(StatusCode::kInvalidArgument, what); };
   const bool is_share = request.alpha >= 0 && request.alpha <= 1;  // no NaN
   if (!is_share) return invalid(fmt::format("alpha is {}: 0 to 1", request.alpha));
-  if (request.control_of != Policy::kLocal && request.control_of != Policy::kTopology) {
-    return invalid(fmt::format("there is no control of {}; choose local or topology", PolicyName(request.control_of)));
+  const Policy of = request.control_of;
+  if (of != Policy::kLocal && of != Policy::kTopology && of != Policy::kLearned) {
+    return invalid(fmt::format("there is no control of {}; choose local, topology or learned", PolicyName(of)));
   }
   if (request.policy == Policy::kUniform && request.features != DefaultFeatures()) {
     return invalid("policy uniform looks at no features; leave them out or choose another policy");
+  }
+  if (request.measured() != Policy::kLearned) return {};
+  if (request.controller == nullptr) return invalid("policy learned goes by a controller: give one");
+  if (request.features.on != request.controller->features().on) {
+    return invalid("policy learned looks at the features that its controller was trained on; give no others");
   }
   return {};
 }

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -21,16 +22,19 @@
 
 namespace qkvshare {
 
+class Controller;  // policy/controller.h
+
 enum class Policy {
   kUniform,   // every token alike; a budget between two levels is spread evenly
   kLocal,     // by measured error times I(t): what the sender's own last window looks at
   kTopology,  // by measured error times S(t) = alpha * I(t) + (1 - alpha) * T(t): and what is known of the receivers
-  // Controls, each of local or topology: the same levels, so the same bytes, on other tokens.
+  kLearned,   // by what a controller predicts from the token's features, times the measured errors of the widths
+  // Controls, each of one of the three: the same levels, so the same bytes, on other tokens.
   kRandom,    // shuffled
   kInverted,  // the least important token gets the most
 };
 
-// "uniform", "local", "topology", "random", "inverted".
+// "uniform", "local", "topology", "learned", "random", "inverted".
 const char* PolicyName(Policy policy);
 Result<Policy> PolicyFromName(const std::string& name);
 
@@ -38,20 +42,22 @@ inline constexpr double kDefaultAlpha = 0.5;  // as much for the receivers as fo
 
 struct PlanRequest {
   Policy policy = Policy::kUniform;
-  Policy control_of = Policy::kLocal;  // or kTopology: of which policy kRandom and kInverted are the control
+  Policy control_of = Policy::kLocal;  // or kTopology, kLearned: of which kRandom and kInverted are the control
   uint64_t seed = 1;                   // of kRandom
   double alpha = kDefaultAlpha;        // of topology, 0 to 1
   FeatureSet features = DefaultFeatures();
+  std::shared_ptr<const Controller> controller;  // of kLearned; then `features` are its own
   AllocationLimits limits;
   int threads = 1;
 
   // The policy whose plan counts: itself, or what it is the control of.
   Policy measured() const { return policy == Policy::kRandom || policy == Policy::kInverted ? control_of : policy; }
-  // "topology, alpha 0.5", "random of local, seed 1".
+  // "topology, alpha 0.5", "learned by gsm8k", "random of local, seed 1".
   std::string Description() const;
 };
 
-// kInvalidArgument: alpha out of range, a control of a control, features for uniform.
+// kInvalidArgument: alpha out of range, a control of a control, features for uniform, learned without a controller or
+// with other features than it was trained on.
 Status CheckPlanRequest(const PlanRequest& request);
 
 // What is known of the tokens to pack. Everything is referenced.

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "policy/allocator.h"
+#include "policy/controller.h"
 #include "policy/policy_test_util.h"
 #include "quant/block.h"
 
@@ -14,16 +15,17 @@ namespace {
 
 TEST(Policy, NamesGoBothWays) {
   for (const Policy policy :
-       {Policy::kUniform, Policy::kLocal, Policy::kTopology, Policy::kRandom, Policy::kInverted}) {
+       {Policy::kUniform, Policy::kLocal, Policy::kTopology, Policy::kLearned, Policy::kRandom, Policy::kInverted}) {
     const Result<Policy> found = PolicyFromName(PolicyName(policy));
     ASSERT_TRUE(found);
     EXPECT_EQ(*found, policy);
   }
-  for (const char* name : {"", "Uniform", "learned"}) {
+  for (const char* name : {"", "Uniform", "trained"}) {
     const Result<Policy> found = PolicyFromName(name);
     ASSERT_FALSE(found) << name;
     EXPECT_EQ(found.status().code(), StatusCode::kInvalidArgument);
-    EXPECT_NE(found.status().message().find("choose uniform, local, topology, random or inverted"), std::string::npos);
+    EXPECT_NE(found.status().message().find("choose uniform, local, topology, learned, random or inverted"),
+              std::string::npos);
   }
 }
 
@@ -303,8 +305,77 @@ TEST(MakePlan, ProbeRowsTakeTheirShareButNoBits) {
   EXPECT_EQ(MeasurePlanCosts(input, request).status().code(), StatusCode::kInvalidArgument);
 }
 
+// Of three inputs, one of which needs the output layer.
+std::shared_ptr<const Controller> SomeController() {
+  ControllerWeights weights;
+  weights.inputs = {ControllerInput::kVariance, ControllerInput::kRarity, ControllerInput::kConfidence};
+  weights.offsets = {0.01, 0.01, 0.01};
+  weights.means = {0, 1, -1};
+  weights.scales = {1, 0.5, 2};
+  weights.hidden = {{1, 0, 0.5}, {0, 2, -1}};
+  weights.hidden_bias = {0, 0.5};
+  weights.output = {2, 1};
+  weights.output_bias = -3;
+  return std::make_shared<const Controller>(*Controller::Make("some", weights));
+}
+
+PlanRequest Learned(const Scene& scene, double bits) {
+  PlanRequest request = scene.Request(Policy::kLearned, bits);
+  request.controller = SomeController();
+  request.features = request.controller->features();
+  return request;
+}
+
+// At the narrowest level a token costs what the controller says; over the widths it falls as measured.
+TEST(MakePlan, LearnedCostsAreTheControllers) {
+  const Scene scene(3);
+  const KvView kv = scene.cache.view();
+  const PlanInput input{kv, scene.profiles, scene.window, scene.token_ids, scene.predictions, scene.transfer};
+  const PlanRequest request = Learned(scene, 3);
+  const Result<PlanCosts> learned = MeasurePlanCosts(input, request);
+  ASSERT_TRUE(learned) << learned.status().message();
+  const Result<PlanCosts> local = MeasurePlanCosts(input, scene.Request(Policy::kLocal, 3));
+  CostOptions options;
+  options.spread = true;
+  const Result<MeasuredCosts> measured = MeasureTokenCosts(kv, scene.profiles, scene.window, options);
+  ASSERT_TRUE(local && measured);
+  const ControllerFacts facts{measured->attention, measured->costs, Scene::kTokens, scene.token_ids, scene.predictions};
+  const auto columns = ControllerColumns(facts, request.controller->weights().inputs);
+  ASSERT_TRUE(columns);
+  const std::vector<double> predicted = request.controller->Predict(*columns);
+  for (size_t t = 0; t < Scene::kTokens; ++t) {
+    const double closed = local->costs.keys[0][t] + local->costs.values[0][t];
+    if (closed == 0) continue;  // seen by no query
+    EXPECT_NEAR(learned->costs.keys[0][t] + learned->costs.values[0][t], predicted[t], 1e-9 * predicted[t]);
+    for (size_t i = 0; i < kWidths.size(); ++i) {
+      const double expected = predicted[t] * local->costs.keys[i][t] / closed;
+      EXPECT_NEAR(learned->costs.keys[i][t], expected, 1e-9 * expected);
+    }
+  }
+  EXPECT_EQ(learned->features, (std::vector<std::string>{"variance", "rarity", "confidence"}));
+  EXPECT_FALSE(learned->anchors.empty());
+}
+
+TEST(MakePlan, LearnedHasControlsAtEqualBytes) {
+  const Scene scene(4);
+  PlanRequest request = Learned(scene, 3);
+  const BitPlan learned = scene.Make(request)->plan;
+  EXPECT_EQ(learned.policy, "learned by some");
+  EXPECT_NE(learned.level_of_token, scene.Plan(Policy::kLocal, 3)->level_of_token);
+  request.control_of = Policy::kLearned;
+  for (const Policy policy : {Policy::kRandom, Policy::kInverted}) {
+    request.policy = policy;
+    const BitPlan control = scene.Make(request)->plan;
+    EXPECT_EQ(Histogram(control), Histogram(learned));
+    EXPECT_NE(control.level_of_token, learned.level_of_token);
+    EXPECT_EQ(control.policy,
+              policy == Policy::kRandom ? "random of learned by some, seed 1" : "inverted of learned by some");
+  }
+}
+
 TEST(MakePlan, RefusesWhatItCannotHave) {
   Scene scene(1);
+  std::mt19937 random(1);
   const auto refused = [&](const PlanRequest& request, const std::string& says) {
     const Result<Planned> planned = scene.Make(request);
     ASSERT_FALSE(planned) << says;
@@ -337,8 +408,16 @@ TEST(MakePlan, RefusesWhatItCannotHave) {
   scene.window = {};
   scene.token_ids.push_back(1);
   refused(request, "no queries");
+  request = scene.Request(Policy::kLearned, 3);
+  refused(request, "goes by a controller");
+  request.controller = SomeController();
+  refused(request, "give no others");
+  request.features = request.controller->features();
+  scene.predictions.clear();
+  scene.window = RandomWindow(&random, scene.cache, 4, 2);
+  refused(request, "the controller looks at confidence");
+  request = scene.Request(Policy::kUniform, 3);
   request.limits.budget_bytes = 1000;
-  request.policy = Policy::kUniform;
   EXPECT_EQ(scene.Make(request).status().code(), StatusCode::kOutOfRange);
 }
 

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "base/text.h"
+#include "policy/controller.h"
 
 namespace qkvshare {
 namespace {
@@ -127,6 +128,23 @@ Status AddAnchors(const Card& card, std::span<const int32_t> before, const std::
   }
   if (anchors->size() > count) return {};
   return Invalid(name + " has no anchors in this context: it is of another text");
+}
+
+Status UseController(const std::string& name_or_path, PackOptions* options) {
+  const bool is_control = options->policy == Policy::kRandom || options->policy == Policy::kInverted;
+  if ((is_control ? options->control_of : options->policy) != Policy::kLearned) {
+    if (name_or_path.empty()) return {};
+    return Invalid(
+        fmt::format("a controller counts in policy learned and its controls only: leave it out, or choose "
+                    "another policy than {}",
+                    PolicyName(options->policy)));
+  }
+  if (options->features != DefaultFeatures()) {
+    return Invalid("features: policy learned looks at those that its controller was trained on; leave them out");
+  }
+  QKV_ASSIGN_OR_RETURN(options->controller, OpenController(name_or_path.empty() ? kDefaultController : name_or_path));
+  options->features = options->controller->features();
+  return {};
 }
 
 Status CheckGivenOptions(const PackOptions& options, const GivenOptions& given) {

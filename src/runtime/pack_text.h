@@ -34,6 +34,10 @@ Status AddReader(const SegmentReader& reader, const std::vector<std::string>& ro
 Status AddAnchors(const Card& card, std::span<const int32_t> before, const std::string& name,
                   std::span<const int32_t> tokens, std::vector<Anchor>* anchors);
 
+// Gives policy learned (and controls of it) its controller, by name or by the path of its file, and the features that
+// this looks at; empty: the default. As OpenController; kInvalidArgument where another policy would pass it over.
+Status UseController(const std::string& name_or_path, PackOptions* options);
+
 // Options that count for some policies only, by the names under which a caller gave them; nullptr: not given.
 struct GivenOptions {
   const char* control_of = nullptr;

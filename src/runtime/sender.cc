@@ -141,6 +141,7 @@ PlanRequest RequestOf(const PackOptions& options, int threads) {
   request.seed = options.policy_seed;
   request.alpha = options.alpha;
   request.features = options.features;
+  request.controller = options.controller;
   request.limits.fixed.last = options.protected_tokens;
   request.limits.levels = options.levels;
   request.limits.layers = LayersOf(options, nullptr);

@@ -32,13 +32,14 @@ Result<KeyRounding> KeyRoundingFromName(const std::string& name);
 
 struct PackOptions {
   Policy policy = Policy::kUniform;
-  Policy control_of = Policy::kLocal;  // of the policies random and inverted: local or topology
+  Policy control_of = Policy::kLocal;  // of the policies random and inverted: local, topology or learned
   uint64_t policy_seed = 1;            // of random
   double alpha = kDefaultAlpha;        // of topology: share of the sender's own importance
   FeatureSet features = DefaultFeatures();
-  double code_bits = 4;         // average over all key and value channels, 2 to 16
-  size_t max_bytes = 0;         // of the whole file; 0: by code_bits
-  size_t protected_tokens = 0;  // last tokens that stay exact
+  std::shared_ptr<const Controller> controller;  // of learned: UseController (pack_text.h) sets it, and the features
+  double code_bits = 4;                          // average over all key and value channels, 2 to 16
+  size_t max_bytes = 0;                          // of the whole file; 0: by code_bits
+  size_t protected_tokens = 0;                   // last tokens that stay exact
   KeyRounding rounding = KeyRounding::kAuto;
   std::vector<Level> levels;  // that the policy may choose; empty: all of kLevels
   // One a layer, or empty: those of the card that is continued, or else of the profile, if there is one.
