@@ -11,6 +11,7 @@
 #include "eval/fidelity_values.h"
 #include "eval/policy_seed.h"
 #include "eval/receiver_facts.h"
+#include "eval/rounded.h"
 #include "runtime/generate.h"
 #include "runtime/probe_queries.h"
 #include "runtime/sender.h"
@@ -264,8 +265,8 @@ void PromptFidelity::CountBits(size_t arm, FidelityResult* result) const {
   result->tokens = prompt_.context.size();
   if (const Card* card = ways_[arm].card.get(); card != nullptr) {
     line.bytes = card->file_bytes();
-    line.code_bits = RoundedValue(card->average_code_bits());
-    line.total_bits = RoundedValue(card->average_total_bits());
+    line.code_bits = Rounded(card->average_code_bits());
+    line.total_bits = Rounded(card->average_total_bits());
     result->features = card->info().features;
     if (setup_.with_map && line.continuation == prompt_.continuations.front().id)
       result->map = ReadTurnTokens(*card, [&](int32_t token) { return session_.model().Detokenize({token}); });
@@ -274,8 +275,8 @@ void PromptFidelity::CountBits(size_t arm, FidelityResult* result) const {
   const FidelityArm& types = setup_.arms[arm];  // F16 of the floor
   const CacheSize size = SizeInCache(session_.state_layout().shapes, types.keys, types.values, result->tokens);
   line.bytes = size.bytes;
-  line.code_bits = RoundedValue(size.code_bits);
-  line.total_bits = RoundedValue(size.total_bits);
+  line.code_bits = Rounded(size.code_bits);
+  line.total_bits = Rounded(size.total_bits);
 }
 
 }  // namespace

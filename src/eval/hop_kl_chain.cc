@@ -10,6 +10,7 @@
 #include "eval/fidelity.h"
 #include "eval/fidelity_values.h"
 #include "eval/hop_steps.h"
+#include "eval/rounded.h"
 #include "runtime/sender.h"
 
 namespace qkvshare {
@@ -155,8 +156,8 @@ void HopKlChain::CountBytes(size_t arm, HopKlResult* result) const {
     const CacheSize size = SizeInCache(setup.session->state_layout().shapes, setup.session->cache_type_k(),
                                        setup.session->cache_type_v(), tokens);
     line.bytes = size.bytes;
-    line.code_bits = RoundedValue(size.code_bits);
-    line.total_bits = RoundedValue(size.total_bits);
+    line.code_bits = Rounded(size.code_bits);
+    line.total_bits = Rounded(size.total_bits);
     return;
   }
   double tokens = 0, code_bits = 0, total_bits = 0;
@@ -168,8 +169,8 @@ void HopKlChain::CountBytes(size_t arm, HopKlResult* result) const {
     line.bytes += part.card->file_bytes();
   }
   if (tokens == 0) return;
-  line.code_bits = RoundedValue(code_bits / tokens);
-  line.total_bits = RoundedValue(total_bits / tokens);
+  line.code_bits = Rounded(code_bits / tokens);
+  line.total_bits = Rounded(total_bits / tokens);
 }
 
 }  // namespace

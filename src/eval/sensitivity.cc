@@ -17,6 +17,7 @@
 #include "eval/policy_seed.h"
 #include "eval/rounded.h"
 #include "eval/seeded_random.h"
+#include "policy/key_metrics.h"
 #include "quant/channel_profile.h"
 #include "runtime/kv_state.h"
 #include "runtime/restore.h"
@@ -86,8 +87,7 @@ class PromptSensitivity {
   Status ReadContext() {
     session_.Clear();
     PrefillOptions prefill;
-    prefill.window = kWindowTokens;
-    prefill.window_stride = kWindowStride;
+    KeepForPacking(session_, &prefill);
     PredictionMeter meter(session_.model(), prompt_.context);
     prefill.logits = [&](size_t token, const float* logits) { meter.Add(token, logits); };
     Step("context");
@@ -105,7 +105,10 @@ class PromptSensitivity {
     CostOptions options;
     options.spread = true;
     options.threads = session_.threads();
-    QKV_ASSIGN_OR_RETURN(const MeasuredCosts measured, MeasureTokenCosts(kv, profiles_, session_.window(), options));
+    QKV_ASSIGN_OR_RETURN(metrics_, MeasureKeyMetrics(kv, profiles_, session_.window(), session_.threads()));
+    options.metrics = &metrics_;
+    const AttentionWindow recent = RecentQueries(session_.window(), kCostTokens, kCostQueries);
+    QKV_ASSIGN_OR_RETURN(const MeasuredCosts measured, MeasureTokenCosts(kv, profiles_, recent, options));
     const ControllerFacts facts{measured.attention, measured.costs, kv.tokens, prompt_.context, predictions_};
     QKV_ASSIGN_OR_RETURN(columns_, ControllerColumns(facts, AllInputs()));
     const auto width = [](int bits) {
@@ -131,7 +134,7 @@ class PromptSensitivity {
     BitPlan plan = UniformPlan(prompt_.context.size(), setup_.level, Sinks());
     plan.policy = "uniform";
     QKV_ASSIGN_OR_RETURN(const PackedCard packed,
-                         PackCard(exact_->view(), plan, profiles_, content, session_.threads()));
+                         PackCard(exact_->view(), plan, profiles_, content, session_.threads(), metrics_));
     QKV_ASSIGN_OR_RETURN(Card card, Card::FromBytes(packed.Bytes()));
     const CardPart part{std::make_shared<const Card>(std::move(card)), 0,
                         static_cast<uint32_t>(prompt_.context.size())};
@@ -196,6 +199,7 @@ class PromptSensitivity {
   std::vector<TokenPrediction> predictions_;
   std::optional<KvState> exact_, lowered_;
   KeyProfiles profiles_;
+  KeyMetrics metrics_;
   std::vector<std::vector<double>> columns_;  // [inputs][tokens]
   std::vector<double> level_cost_;            // [tokens]
 };
