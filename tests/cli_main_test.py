@@ -20,6 +20,20 @@ class HelpTest(CliTest):
     def test_version(self):
         self.assertRegex(self.succeed("--version"), r"\Aqkvshare \d+\.\d+\.\d+ \(llama\.cpp \S+\)\n\Z")
 
+    def test_dequantize(self):
+        target = folder / "floats.gguf"
+        self.succeed("models", "dequantize", path("a.gguf"), "-o", target, "--f16")
+        card = folder / "floats.card"
+        self.succeed("pack", "-m", target, "-p", "one two three", "-o", card)
+        self.fail_with(MISMATCH, "run", "-m", path("a.gguf"), "--card", card, "-p", "x", says="fingerprint")
+        self.succeed("models", "dequantize", target, "-o", target.with_name("again.gguf"))
+        self.fail_with(USAGE, "models", "dequantize", target, "-o", target, says="input")
+        self.fail_with(USAGE, "models", "dequantize", target, "-o", card, says="not a model")
+        self.fail_with(MISSING, "models", "dequantize", path("none.gguf"), "-o", folder / "x.gguf", says="none.gguf")
+        (folder / "broken.gguf").write_bytes(b"GGUF and no more")
+        self.fail_with(CORRUPT, "models", "dequantize", folder / "broken.gguf", "-o", folder / "x.gguf", says="broken")
+        self.assertEqual([file.name for file in folder.glob("x.gguf*")], [])
+
     def test_models(self):
         models = self.report("models", "list")
         self.assertIn("smollm2-135m", [model["name"] for model in models])

@@ -5,7 +5,9 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "cli/options.h"
 #include "cli/terminal.h"
+#include "runtime/dequantize.h"
 #include "runtime/known_models.h"
 #include "runtime/model_store.h"
 
@@ -16,6 +18,12 @@ Result<const KnownModel*> Find(const std::string& name) {
   if (const KnownModel* model = FindModel(name); model != nullptr) return model;
   return Status(StatusCode::kNotFound, "no known model is named '" + name + "'; see `qkvshare models list`");
 }
+
+struct DequantizeFlags {
+  std::string name, output;
+  bool f16 = false;
+  int threads = 2;
+};
 
 Status List(bool json) {
   nlohmann::json array = nlohmann::json::array();
@@ -52,11 +60,16 @@ Status Path(const std::string& name) {
   return {};
 }
 
+Status Dequantize(const DequantizeFlags& flags) {
+  QKV_ASSIGN_OR_RETURN(const std::string input, ResolveModel(flags.name));
+  QKV_RETURN_IF_ERROR(CheckTarget(flags.output, {input}));
+  return DequantizeModel(input, flags.output, flags.f16 ? FloatType::kF16 : FloatType::kF32, flags.threads);
+}
+
 }  // namespace
 
 Command AddModels(CLI::App* app) {
-  struct Flags {
-    std::string name;
+  struct Flags : DequantizeFlags {
     bool json = false;
   };
   auto flags = std::make_shared<Flags>();
@@ -67,12 +80,19 @@ Command AddModels(CLI::App* app) {
   get->add_option("name", flags->name, "A name from the list")->required();
   CLI::App* path = app->add_subcommand("path", "Print the path of a model that is present");
   path->add_option("name", flags->name, "A name from the list, or a GGUF file")->required();
+  CLI::App* dequantize = app->add_subcommand(
+      "dequantize", "Write a model with its weights as floats: evaluations see more with these (docs/evaluation.md)");
+  dequantize->add_option("name", flags->name, "A name from the list, or a GGUF file")->required();
+  dequantize->add_option("-o,--output", flags->output, "The GGUF file to write")->required()->check(NotEmpty());
+  dequantize->add_flag("--f16", flags->f16, "As F16 (default: F32)");
+  dequantize->add_option("-t,--threads", flags->threads, "Threads")->check(Count(1, 512))->capture_default_str();
   for (CLI::App* command : {app, list, get, path}) command->footer("Example:\n  qkvshare models get smollm2-135m");
   return [=] {
     Status status;
     if (list->parsed()) status = List(flags->json);
     if (get->parsed()) status = Get(flags->name);
     if (path->parsed()) status = Path(flags->name);
+    if (dequantize->parsed()) status = Dequantize(*flags);
     return status.ok() ? static_cast<int>(kSuccess) : ReportError(status);
   };
 }

@@ -1,5 +1,7 @@
 #include "eval/model_title.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
@@ -23,7 +25,14 @@ std::string ModelTitle(const nlohmann::ordered_json& header) {
   const std::string fingerprint = HeaderText(header, "model_fingerprint");
   const auto* const known =
       std::find_if(kNames.begin(), kNames.end(), [&](const auto& name) { return fingerprint.starts_with(name.first); });
-  return known == kNames.end() ? HeaderText(header, "model") : std::string(known->second);
+  if (known != kNames.end()) return std::string(known->second);
+  // The same model with other weights is another one in a report.
+  std::string title = HeaderText(header, "model");
+  const std::string weights = HeaderText(header, "weights");
+  for (const char* type : {"F32", "F16", "BF16"}) {
+    if (weights.ends_with(std::string(" ") + type)) title += fmt::format(", {}", type);
+  }
+  return title;
 }
 
 }  // namespace qkvshare

@@ -12,6 +12,7 @@
 #include "policy/controller.h"
 #include "qkvshare/version.h"
 #include "runtime/backend.h"
+#include "runtime/model_weights.h"
 
 namespace qkvshare {
 namespace {
@@ -65,7 +66,8 @@ Result<Json> SoftwareFacts() {
 }
 
 Json ModelFacts(const Model& model) {
-  return {{"model", model.name()}, {"model_fingerprint", ToHex(model.fingerprint())}};
+  return {
+      {"model", model.name()}, {"model_fingerprint", ToHex(model.fingerprint())}, {"weights", DescribeWeights(model)}};
 }
 
 Json SessionFacts(const Session& session) {

@@ -83,8 +83,7 @@ class SensitivityRunner {
     plan.header.update({{"tokens", request_.tokens},
                         {"token_seed", request_.seed},
                         {"level", LevelName(request_.level)},
-                        {"batch", request_.session.batch},
-                        {"weights", DescribeWeights(model_)}});
+                        {"batch", request_.session.batch}});
     plan.header.update(ModelFacts(model_));
     plan.header.update(SessionFacts(*session_));
     QKV_ASSIGN_OR_RETURN(const Json software, SoftwareFacts());
