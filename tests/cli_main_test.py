@@ -3,7 +3,7 @@
 
 import re
 
-from cli_support import CliTest, folder, main, path, setUpModule
+from cli_support import MISSING, REFUSED, USAGE, CliTest, folder, main, path, setUpModule
 
 
 class HelpTest(CliTest):
@@ -25,13 +25,13 @@ class HelpTest(CliTest):
         self.succeed("models", "dequantize", path("a.gguf"), "-o", target, "--f16")
         card = folder / "floats.card"
         self.succeed("pack", "-m", target, "-p", "one two three", "-o", card)
-        self.fail_with(MISMATCH, "run", "-m", path("a.gguf"), "--card", card, "-p", "x", says="fingerprint")
+        self.fail_with(REFUSED, "run", "-m", path("a.gguf"), "--card", card, "-p", "x", says="another model")
         self.succeed("models", "dequantize", target, "-o", target.with_name("again.gguf"))
         self.fail_with(USAGE, "models", "dequantize", target, "-o", target, says="input")
         self.fail_with(USAGE, "models", "dequantize", target, "-o", card, says="not a model")
         self.fail_with(MISSING, "models", "dequantize", path("none.gguf"), "-o", folder / "x.gguf", says="none.gguf")
         (folder / "broken.gguf").write_bytes(b"GGUF and no more")
-        self.fail_with(CORRUPT, "models", "dequantize", folder / "broken.gguf", "-o", folder / "x.gguf", says="broken")
+        self.fail_with(REFUSED, "models", "dequantize", folder / "broken.gguf", "-o", folder / "x.gguf", says="broken")
         self.assertEqual([file.name for file in folder.glob("x.gguf*")], [])
 
     def test_models(self):
