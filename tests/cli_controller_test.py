@@ -83,7 +83,6 @@ class ControllerTest(CliTest):
         control = self.pack("control.card", "--policy", "random", "--control-of", "learned")
         self.assertEqual(control["policy"], "random of learned by gsm8k, seed 1")
         self.assertEqual(control["levels"], learned["levels"])
-        self.assertEqual(self.report("info", path("learned.card"))["policy"], "learned by gsm8k")
 
     def test_refusals(self):
         self.refuse("there is no controller 'none': give a file, or one of gsm8k", "--policy", "learned", "--controller",
