@@ -13,6 +13,7 @@
 #include "cli/interrupted.h"
 #include "cli/options.h"
 #include "cli/terminal.h"
+#include "eval/gsm8k_problems.h"
 #include "eval/prompt_set.h"
 #include "eval/sensitivity_run.h"
 #include "runtime/model_weights.h"
@@ -72,6 +73,7 @@ Status RunEvalSensitivity(const SensitivityFlags& flags) {
   SensitivityRequest request;
   QKV_ASSIGN_OR_RETURN(request.level, ParseLevel(flags.level));
   if (!flags.output.empty()) QKV_RETURN_IF_ERROR(CheckTarget(flags.output, {flags.data, flags.model.model}));
+  QKV_RETURN_IF_ERROR(ReadGsmProblems(flags.data).status());  // before the model is loaded
   QKV_ASSIGN_OR_RETURN(const std::unique_ptr<Model> model, flags.model.Load());
   if (!HasFloatWeights(*model)) {
     PrintNote(

@@ -1,6 +1,7 @@
 #include "cli/policy_flags.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include "card/card_chain.h"
 #include "card/static_profile.h"
 #include "cli/options.h"
+#include "policy/controller.h"
 #include "runtime/card_list.h"
 #include "runtime/pack_text.h"
 
@@ -49,7 +51,7 @@ Result<Reader> ParseReader(const std::string& text) {
 void PolicyFlags::AddTo(CLI::App* app) {
   app->add_option("--policy", policy,
                   "Bit allocation: uniform, local (attention of the last window), topology (and what is known of the "
-                  "receivers), or a control: random, inverted")
+                  "receivers), learned (a trained controller), or a control: random, inverted")
       ->capture_default_str();
   app->add_option("--bits", bits, "Average bits of a key or value channel, 2 to 16 (16: exact)")->capture_default_str();
   app->add_option("--max-bytes", max_bytes, "Bytes of the card at most, instead of --bits")
@@ -74,6 +76,11 @@ void PolicyFlags::AddTo(CLI::App* app) {
                   "What the policy looks at: default, full, or names; -name and +name change the default "
                   "(docs/policies.md)")
       ->capture_default_str();
+  app->add_option("--controller", controller,
+                  fmt::format("learned: the controller, {} or a file of tools/train_controller.py",
+                              fmt::join(BuiltInControllers(), ", ")))
+      ->check(NotEmpty())
+      ->default_str(kDefaultController);
   app->add_option("--alpha", alpha, "topology: share of the sender's own importance, 0 to 1")
       ->check(Finite(0, 1))
       ->default_str(fmt::format("{}", kDefaultAlpha));
@@ -98,6 +105,7 @@ Result<PackOptions> PolicyFlags::Options() const {
   QKV_ASSIGN_OR_RETURN(options.features, ParseFeatures(features));
   QKV_ASSIGN_OR_RETURN(options.rounding, KeyRoundingFromName(rounding));
   QKV_ASSIGN_OR_RETURN(options.levels, ParseLevels(levels));
+  QKV_RETURN_IF_ERROR(UseController(controller, &options));
   options.policy_seed = seed.value_or(options.policy_seed);
   options.alpha = alpha.value_or(options.alpha);
   options.code_bits = bits;
@@ -117,6 +125,9 @@ Result<PackOptions> PolicyFlags::Options() const {
 std::vector<std::string> PolicyFlags::InputFiles() const {
   std::vector<std::string> files = anchor_cards;
   if (!profile.empty()) files.push_back(profile);
+  const std::vector<std::string> names = BuiltInControllers();
+  if (!controller.empty() && std::find(names.begin(), names.end(), controller) == names.end())
+    files.push_back(controller);
   return files;
 }
 

@@ -28,6 +28,7 @@ struct PolicyFlags {
   std::string rounding = "auto";
   std::string layer_bits;
   std::string profile;
+  std::string controller;
   std::vector<std::string> readers;  // NAME[@DISTANCE][:ROLE,ROLE]
   std::vector<std::string> anchor_cards;
   double bits = 4;
@@ -41,7 +42,7 @@ struct PolicyFlags {
   void AddTo(CLI::App* app);
   // All but sender, segments, anchors and layers, checked.
   Result<PackOptions> Options() const;
-  // Files that packing reads: the profile and the cards with anchors.
+  // Files that packing reads: the profile, the controller if it is a file, and the cards with anchors.
   std::vector<std::string> InputFiles() const;
   // --layer-bits of a model with this many layers; empty without the flag.
   Result<std::vector<LayerAdjustment>> Layers(size_t layers) const;

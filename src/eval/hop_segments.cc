@@ -19,7 +19,7 @@ std::vector<Segment> SegmentsOfPrompt(size_t hop, size_t hops, const HopChain& c
                                       const std::vector<int32_t>& prompt, const Model& model) {
   const std::string owner = fmt::format("hop {}", hop);
   std::vector<Segment> segments;
-  if (hop == 0) segments = SegmentsOf(model, chain.messages, {prompt.begin(), prompt.end()}, owner);
+  if (hop == 0) segments = SegmentsOf(model, chain.messages, prompt, owner);
   if (segments.empty()) {
     segments.push_back({hop == 0 ? "prompt" : "user", owner, "", 0, static_cast<uint32_t>(prompt.size())});
   }
