@@ -105,7 +105,7 @@ ErrorMetric Metric(size_t dim) {
     for (float& x : query) x = normal(random);
     AddMoments(query, moments.data());
   }
-  return *MakeErrorMetric(moments, dim);
+  return *MakeErrorMetric(moments, dim, 4 * dim);
 }
 
 void BM_RoundTile(benchmark::State& state) {

@@ -55,12 +55,11 @@ class PolicyTest(CliTest):
         self.refuse("no segment of role 'tool'", *topology, "--reader", "B:tool")
         for reader in ("", "@2", "B@0", "B@x", "B@1x"):
             self.refuse("NAME[@DISTANCE]", *topology, "--reader", reader)
-        self.pack("uniform.card")
-        self.refuse("has no anchors", *topology, "--anchors-from", path("uniform.card"))
+        self.pack("blind.card", "-fa", "off")
+        self.refuse("has no anchors", *topology, "--anchors-from", path("blind.card"))
         self.succeed("pack", "-p", TEXT, "-o", path("other.card"), "--policy", "local", "--bits", "3")
         self.refuse("of another text", *topology, "--anchors-from", path("other.card"))
         self.succeed("run", "--card", path("other.card"), "-p", "x", "-n", "1", "--temp", "0", "-o", path("next.card"))
-        self.refuse("has no anchors", *topology, "--anchors-from", path("next.card"))
         (folder / "other.card").unlink()  # what its anchors would be of
         self.fail_with(MISSING, "pack", "-p", TEXT, "-o", path("no.card"), *topology, "--anchors-from", path("next.card"),
                        says="next.card continues")

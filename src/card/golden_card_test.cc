@@ -201,7 +201,7 @@ TEST_P(GoldenRefusalTest, IsNamedAsWritten) {
   GetParam().damage(&bytes);
   const std::string text = Golden(path, bytes, ReadAll(bytes).message() + "\n");
   const MappedFile file = *MappedFile::Open(path + ".card");
-  EXPECT_LT(file.bytes().size(), 2048u);
+  EXPECT_LT(file.bytes().size(), 4096u);
   EXPECT_EQ(ReadAll(file.bytes()).message() + "\n", text);
   EXPECT_NE(text.find(fmt::format("(rule {}", std::stoi(GetParam().name))), std::string::npos) << text;
   ExpectSameBytes(file, bytes);

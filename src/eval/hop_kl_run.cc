@@ -122,7 +122,9 @@ class HopKlRunner {
     setup_.request = RequestOf(HandOver::kSequence);
     QKV_ASSIGN_OR_RETURN(setup_.reference, AddSession(setup_.request));
     for (const HopKlArm& arm : request_.arms) QKV_RETURN_IF_ERROR(AddArm(arm));
-    return {};
+    // Cards of `once` are packed from it, as others are.
+    if (!setup_.reference->flash_attention()) return {};
+    return setup_.reference->KeepQueries(kWindowTokens, kWindowStride);
   }
 
   // Cards leave nothing in a session from one hop to the next, so that all such arms share one.

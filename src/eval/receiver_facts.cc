@@ -7,6 +7,7 @@
 
 #include "eval/policy_seed.h"
 #include "policy/anchors.h"
+#include "policy/attention_window.h"
 #include "policy/token_costs.h"
 #include "runtime/pack_text.h"
 
@@ -14,13 +15,13 @@ namespace qkvshare {
 namespace {
 
 constexpr uint32_t kBesideDistance = 2;  // of segments that a receiver is not there for: half of what the others count
-constexpr size_t kAnchorQueries = 16;    // at least, where there are as many tokens
 
 // What was there before counts as the card that a receiver has taken.
 Result<std::vector<Anchor>> FindAnchors(const Session& session, size_t before) {
   QKV_ASSIGN_OR_RETURN(const KvState rows, session.TakeKv());
   QKV_ASSIGN_OR_RETURN(const AttentionStats stats,
-                       MeasureAttention(rows.view(), session.window(), session.threads(), nullptr, kAnchorLayerStep));
+                       MeasureAttention(rows.view(), RecentQueries(session.window(), kCostTokens, kCostQueries),
+                                        session.threads(), nullptr, kAnchorLayerStep));
   std::vector<Anchor> anchors = MakeAnchors(stats);
   std::erase_if(anchors, [before](const Anchor& anchor) { return anchor.token >= before; });
   return anchors;
@@ -65,9 +66,7 @@ Result<OracleQueries> FindOracleQueries(Session* session, std::span<const int32_
 
 Result<ScoredWithAnchors> ScoreWithAnchors(Session* session, std::span<const int32_t> tokens, size_t own) {
   const size_t before = session->tokens().size();
-  const size_t queries = std::min<size_t>(own, kCostTokens);
-  const size_t stride = std::max<size_t>(queries / kAnchorQueries, 1);
-  QKV_RETURN_IF_ERROR(session->KeepQueries(static_cast<uint32_t>(queries), static_cast<uint32_t>(stride)));
+  QKV_RETURN_IF_ERROR(session->KeepQueries(static_cast<uint32_t>(std::min<size_t>(own, kCostTokens)), 1));
   Result<LogitRows> rows = ScoreTokens(session, tokens, 0);
   Result<std::vector<Anchor>> anchors =
       rows ? FindAnchors(*session, before) : Result<std::vector<Anchor>>(rows.status());

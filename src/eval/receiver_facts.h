@@ -46,8 +46,8 @@ Result<PackOptions> PackOptionsFor(const CardArm& arm, const EvalPrompt& prompt,
 Result<OracleQueries> FindOracleQueries(Session* session, std::span<const int32_t> tokens, size_t first);
 
 // ScoreTokens with the session's queries kept, and the anchors that a card of these tokens would have, as far as they
-// are of what came before: of the last `own` tokens (at most kCostTokens of them), every eighth, or more where there
-// are few. Afterwards the session keeps no queries.
+// are of what came before: by the last `own` tokens, as PackTokens goes by a window. Afterwards the session keeps no
+// queries.
 struct ScoredWithAnchors {
   LogitRows rows;
   std::vector<Anchor> anchors;

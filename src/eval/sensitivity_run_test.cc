@@ -59,7 +59,8 @@ class SensitivityTest : public SessionTest {
     content.positions = state.positions();
     content.identity = session.identity();
     content.info.segments = {{"prompt", "", "", 0, static_cast<uint32_t>(state.tokens())}};
-    return Take(Card::FromBytes(Take(qkvshare::PackCard(state.view(), plan, profiles, content, 1)).Bytes()));
+    const KeyMetrics metrics = Take(MeasureKeyMetrics(state.view(), profiles, session.window(), 1));
+    return Take(Card::FromBytes(Take(qkvshare::PackCard(state.view(), plan, profiles, content, 1, metrics)).Bytes()));
   }
 
   std::unique_ptr<Model> model_;
@@ -74,7 +75,9 @@ TEST_F(SensitivityTest, IsWhatACardWithOneLoweredTokenLoses) {
   std::vector<int32_t> next = prompt.continuations[0].turn;
   next.insert(next.end(), prompt.continuations[0].answer.begin(), prompt.continuations[0].answer.end());
   const auto session = MakeSession(*model_);
-  ASSERT_TRUE(session->Prefill(prompt.context, {}).ok());
+  PrefillOptions prefill;
+  KeepForPacking(*session, &prefill);
+  ASSERT_TRUE(session->Prefill(prompt.context, prefill).ok());
   const std::vector<uint8_t> state = Take(session->SaveState());
   std::vector<Card> cards;
   for (const SensitivityLine& line : lines) cards.push_back(CardOf(*session, line.token, request.level));

@@ -22,7 +22,7 @@ Result<ErrorMetric> MetricOf(const LayerQueries& queries, size_t first_head, siz
       AddMoments(query, moments.data());
     }
   }
-  return MakeErrorMetric(moments, dim);
+  return MakeErrorMetric(moments, dim, queries.q.size() / (queries.heads * dim) * heads);
 }
 
 }  // namespace

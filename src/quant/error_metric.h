@@ -29,12 +29,14 @@ using KeyMetrics = std::vector<std::vector<ErrorMetric>>;
 // Adds q q' to moments, [dim, dim], whose lower triangle counts.
 void AddMoments(std::span<const float> q, float* moments);
 
-// Of the mean diagonal of moments, added to it: directions that no query had still cost a little, since later queries
-// may have them. Measured: docs/codecs.md.
+// Of the mean diagonal of moments, added to it at least: directions that no query had still cost a little, since later
+// queries may have them.
 inline constexpr double kMetricRidge = 0.01;
 
-// moments: [dim, dim], the lower triangle of S. All zero: every direction counts alike. kNonFinite where one is NaN or
-// Inf.
-Result<ErrorMetric> MakeErrorMetric(std::span<const float> moments, size_t dim, double ridge = kMetricRidge);
+// Of so many queries: moments [dim, dim], the lower triangle of S. From few queries S is mostly chance: it is mixed
+// with the metric without directions, the more the fewer they are (oracle approximating shrinkage; Chen, Wiesel, Eldar
+// and Hero, arXiv 0907.4698, equation 23). No queries, or all of them zero: every direction counts alike. kNonFinite
+// where a moment is NaN or Inf.
+Result<ErrorMetric> MakeErrorMetric(std::span<const float> moments, size_t dim, size_t queries);
 
 }  // namespace qkvshare
