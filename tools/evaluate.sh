@@ -1,42 +1,99 @@
 #!/usr/bin/env bash
 # Makes the results of docs/results/. Usage: tools/evaluate.sh PART... GSM8K_FOLDER
-#   codecs:    fidelity of codecs and caches on three models (about two hours on two cores)
-#   topology:  policies at equal bytes for receivers with instructions of their own (hours)
-#   documents: fidelity on documents with facts, of 1K, 4K and 8K tokens (hours)
-#   chains:    right answers after up to five hops of a 1.5B model (an arm takes hours)
-#   times:     time to first token and memory (needs a quiet machine)
+#   codecs:    fidelity of codecs, policies and caches on GSM8K, three models
+#   topology:  policies at equal bytes, for 1,000 receivers with instructions of their own
+#   documents: fidelity on documents with facts, of 1K, 4K and 8K tokens
+#   chains:    right answers after up to five hops of a 1.5B model; an arm takes hours
+#   hops:      KL by hop of the same chains
+#   times:     time to first token and memory; needs a quiet machine
 #   report:    one page and Markdown of what there is
-# GSM8K_FOLDER has train.jsonl and test.jsonl (https://github.com/openai/grade-school-math). Each part goes on where it
-# was interrupted. THREADS: 2.
+# GSM8K_FOLDER has train.jsonl and test.jsonl (https://github.com/openai/grade-school-math). Each part takes hours, and
+# goes on where it was interrupted. THREADS: 2. OUT: docs/results.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 data=${*: -1}
-out=docs/results
-program=build/release/bin/qkvshare
+out=${OUT:-docs/results}
+program=${PROGRAM:-build/release/bin/qkvshare}
 threads=${THREADS:-2}
+mkdir -p "$out" build/floats
 
-# MODEL NAME SET MORE...
-fidelity() {
-  local model=$1 name=$2 set=$3
-  shift 3
-  echo "== $model, $name"
-  "$program" eval fidelity -m "$model" -t "$threads" --set "$set" -o "$out/$name-$model.jsonl" "$@"
+# The path of a model with its weights as floats, which show what is below the noise of quantized products.
+floats() {
+  local file=build/floats/$1.gguf
+  "$program" models get "$1" >/dev/null
+  [[ -e $file ]] || "$program" models dequantize "$1" -o "$file"
+  echo "$file"
 }
 
-arms() {
-  local arm
-  for arm in "$@"; do printf -- '--arm\n%s\n' "$arm"; done
+# MODEL FILE SET FLAG...
+fidelity() {
+  echo "== $2"
+  "$program" eval fidelity -m "$1" -t "$threads" --set "$3" -o "$out/$2.jsonl" "${@:4}"
 }
 
 codecs() {
-  local model
-  mapfile -t list < <(arms floor exact \
-    {uniform,local,random}@{2.75,3.25,4.25} uniform@{2,4,8} uniform@{2,3,4},rounding=nearest \
-    roundtrip:{q8_0/q8_0,q8_0/q4_0,q4_0/q4_0} cache:{q8_0/q8_0,q8_0/q4_0,q4_0/q4_0})
-  for model in smollm2-135m qwen2.5-coder-0.5b qwen2.5-coder-1.5b; do
-    fidelity "$model" fidelity-gsm8k "gsm8k:$data/test.jsonl" --context 1024 --prompts 24 "${list[@]}"
+  local arms=() arm
+  for arm in {uniform,local,learned,random}@{2.75,3.25,4.25} uniform@{2,3,4,8} uniform@{2,3,4},rounding=nearest \
+    exact floor roundtrip:{q8_0/q8_0,q8_0/q4_0,q4_0/q4_0} cache:{q8_0/q8_0,q8_0/q4_0,q4_0/q4_0}; do
+    arms+=(--arm "$arm")
   done
+  local gsm8k=(gsm8k:"$data/test.jsonl" --context 1024 --prompts 24)
+  for model in smollm2-135m qwen2.5-coder-0.5b; do
+    fidelity "$(floats "$model")" "fidelity-gsm8k-$model-f32" "${gsm8k[@]}" "${arms[@]}"
+  done
+  for model in smollm2-135m qwen2.5-coder-0.5b qwen2.5-coder-1.5b; do
+    fidelity "$model" "fidelity-gsm8k-$model" "${gsm8k[@]}" "${arms[@]}"
+  done
+}
+
+topology() {
+  local arms=() bits
+  for bits in 3 4; do
+    arms+=(--arm "local@$bits" --arm "topology@$bits" --arm "oracle@$bits" --arm "uniform@$bits"
+      --arm "random@$bits" --arm "random@$bits,control_of=topology" --arm "topology@$bits,features=-probe")
+  done
+  fidelity "$(floats smollm2-135m)" topology-smollm2-135m-f32 receivers --context 600 --prompts 100 "${arms[@]}"
+}
+
+documents() {
+  local context
+  for context in 1024 4096 8000; do
+    fidelity qwen2.5-coder-0.5b "fidelity-facts-$context-qwen2.5-coder-0.5b" facts --context "$context" --prompts 8 \
+      --arm uniform@2 --arm uniform@3 --arm uniform@4 --arm local@3 --arm learned@3,controller=gsm8k-window --arm floor \
+      --arm cache:q8_0/q4_0 --arm cache:q4_0/q4_0
+  done
+}
+
+# The arms of the first part of the question, then the others.
+chains() {
+  local arms=() arm
+  for arm in f16 uniform@4 topology@4 random@4,control_of=topology local@4 requantized@4 uniform@8 cache:q8_0/q8_0 \
+    cache:q4_0/q4_0 text; do
+    arms+=(--arm "$arm")
+  done
+  "$program" eval chain -m qwen2.5-coder-1.5b -t "$threads" --problems "$data/test.jsonl" --examples "$data/train.jsonl" \
+    --count 150 -o "$out/chains-qwen2.5-coder-1.5b" "${arms[@]}"
+}
+
+hops() {
+  "$program" eval hops -m qwen2.5-coder-1.5b -t "$threads" --problems "$data/test.jsonl" --examples "$data/train.jsonl" \
+    --count 150 --first 24 --conversations "$out/chains-qwen2.5-coder-1.5b/f16.jsonl" \
+    -o "$out/hops-qwen2.5-coder-1.5b.jsonl" --arm uniform@4 --arm topology@4 --arm requantized@4 --arm uniform@8 \
+    --arm once@4 --arm floor
+}
+
+times() {
+  cat docs/*.md README.md >build/times.txt
+  for model in qwen2.5-coder-0.5b qwen2.5-coder-1.5b; do
+    "$program" eval ttft -m "$model" -t "$threads" -f build/times.txt --depth 1024,2048,4096,8192 -o "$out/ttft-$model.jsonl"
+    "$program" eval memory -m "$model" -t "$threads" -f build/times.txt --depth 4096 -o "$out/memory-$model.jsonl"
+  done
+}
+
+report() {
+  shopt -s nullglob
+  "$program" report "$out"/*.jsonl "$out"/chains-*/*.jsonl -o "$out/report.html" --markdown "$out/report.md"
 }
 
 for part in "${@:1:$#-1}"; do "$part"; done
