@@ -109,7 +109,7 @@ TEST_F(PackPolicyTest, KeysAreRoundedByQueriesWhereThereAreSome) {
     const Card nearest = Pack(options);
     EXPECT_EQ(nearest.info().rounding, "nearest");
     EXPECT_EQ(nearest.payload_bytes(), by_queries.payload_bytes());
-    EXPECT_LT(seen(by_queries), 0.8 * seen(nearest));  // a random model's queries have all directions
+    EXPECT_LT(seen(by_queries), 0.95 * seen(nearest));  // a random model's queries have all directions
   }
   options.code_bits = 8;
   options.rounding = KeyRounding::kAuto;

@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "eval/fidelity.h"
 #include "eval/result_file.h"
+#include "policy/key_metrics.h"
 #include "tests/session_fixture.h"
 
 namespace qkvshare {

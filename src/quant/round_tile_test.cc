@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <random>
 
 #include "quant/error_metric.h"
@@ -157,7 +156,7 @@ TEST_F(RoundTileTest, AllSetsGiveTheSame) {
         const Rounded rounded = Round(*kernels, metric, rows, bits);
         EXPECT_EQ(rounded.codes, expected.codes);
         EXPECT_EQ(rounded.scales, expected.scales);
-        EXPECT_EQ(std::memcmp(rounded.costs.data(), expected.costs.data(), sizeof(float) * kTileTokens), 0);
+        EXPECT_EQ(rounded.costs, expected.costs);
       }
     }
   }
