@@ -55,7 +55,7 @@ class TileRounding {
   void ForChannels(const float* rows, const Step& step) {
     for (size_t first = 0; first < metric_.dim; first += kTogether) {
       const float* feedback = metric_.feedback.data() + first * metric_.dim;
-      std::array<Lanes, kTogether> sums;
+      Lanes sums[kTogether];
       for (Lanes& sum : sums) sum = Lanes::All(0);
       for (size_t j = 0; j < first; ++j) {
         const Lanes row = Lanes::Load(rows + j * kTileTokens);

@@ -35,6 +35,8 @@ struct Lanes {
   static constexpr size_t kN = 16 / hn::MaxLanes(D());
   hn::Vec<D> part[kN];
 
+  HWY_INLINE Lanes() {}  // a constructor that nobody wrote would be of no target
+
   static HWY_INLINE Lanes Load(const float* x) {
     Lanes v;
     for (size_t i = 0; i < kN; ++i) v.part[i] = hn::Load(D(), x + i * hn::MaxLanes(D()));
