@@ -13,10 +13,15 @@
 namespace qkvshare {
 namespace {
 
-// The start of a model's fingerprint, which does not depend on its file's name, and its name in KnownModels.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 2> kNames = {{
+// The start of a model's fingerprint, which does not depend on its file's name, and its name in KnownModels; with its
+// weights as floats (`models dequantize`) a model is another one.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 6> kNames = {{
     {"fa9d46b38d5be0f9", "smollm2-135m"},
+    {"fe8ff32c33e38966", "smollm2-135m, F32"},
     {"099d0b0a100ed459", "qwen2.5-coder-0.5b"},
+    {"fd395717036ca891", "qwen2.5-coder-0.5b, F32"},
+    {"7b6114a2f2ec36a2", "qwen2.5-coder-1.5b"},
+    {"6cadb10ff56ae982", "gemma3-270m"},
 }};
 
 }  // namespace
