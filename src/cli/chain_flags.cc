@@ -12,20 +12,21 @@ void ChainFlags::AddTo(CLI::App* app) {
   app->add_option("--examples", examples, "Problems to take worked examples from (train.jsonl)")
       ->required()
       ->check(NotEmpty());
-  app->add_option("--count", protocol.count, "Problems, chosen by the seed (default: all)")->check(Count(1));
+  app->add_option("--count", protocol.count, "Problems, chosen by the seed, and so chains (default: all)")
+      ->check(Count(1));
   app->add_option("--seed", protocol.seed, "Which problems, in which order, and which examples")
       ->check(Count(0))
       ->capture_default_str();
   app->add_option("--shots", protocol.shots, "Worked examples in the first prompt")
-      ->check(Count(0, 64))
+      ->check(Count(0, kMaxShots))
       ->capture_default_str();
-  app->add_option("--hops", protocol.hops, "Agents, one after the other")
+  app->add_option("--hops", protocol.hops, "Agents, one after the other, each with a problem of its own")
       ->check(Count(1, kMaxChainHops))
       ->capture_default_str();
   app->add_option("-n,--predict", protocol.predict, "Tokens of an answer at most")
       ->check(Count(1))
       ->capture_default_str();
-  app->add_option("--parallel", protocol.parallel, "Problems side by side, as llama.cpp's -np")
+  app->add_option("--parallel", protocol.parallel, "Chains side by side, as llama.cpp's -np")
       ->check(Count(1, kMaxSequences))
       ->capture_default_str();
 }

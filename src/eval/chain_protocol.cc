@@ -3,14 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <numeric>
-#include <optional>
 #include <set>
 #include <utility>
 
 #include "base/text.h"
-#include "eval/example_answers.h"
 #include "eval/final_answer.h"
 #include "eval/seeded_random.h"
 #include "runtime/prompt.h"
@@ -30,15 +27,6 @@ constexpr const char* kSystem =
     "You are an agent that solves word problems. Answer in short steps, one a line, and end with a line of #### and "
     "the "
     "number.";
-// Of hop 1, 2, ...; then again from the first. "The same form" is what the examples show after the same words. The one
-// that solves on its own is given the problem again.
-constexpr size_t kSolver = 1;
-constexpr std::array<const char*, 4> kTurns = {
-    "You are the checker. Check the solution above, correct it where it is wrong, and write it again in the same form.",
-    "You are another solver. Solve this problem on your own, in the same form.\n\n",
-    "You are the reviewer. Compare the solutions above and write the right one again in the same form.",
-    "You are the editor. Write the final solution of the problem again in the same form.",
-};
 
 Status Invalid(std::string what) { return {StatusCode::kInvalidArgument, std::move(what)}; }
 
@@ -49,56 +37,86 @@ std::vector<size_t> ShuffledIndices(size_t count, uint64_t seed, uint64_t stream
   return indices;
 }
 
-struct ChainExample {
-  std::string question;
-  ExampleAnswers answers;
-};
-
-// The first `shots` of the shuffled ones that are short, can be said in several ways, and are none of the problems.
-Result<std::vector<ChainExample>> ChooseExamples(const std::vector<GsmProblem>& examples,
-                                                 const std::set<std::string>& asked, const ChainProtocol& protocol) {
-  std::vector<ChainExample> chosen;
+// The first `shots` of the shuffled ones that are short and none of the problems.
+Result<std::vector<GsmProblem>> ChooseExamples(const std::vector<GsmProblem>& examples,
+                                               const std::set<std::string>& asked, const ChainProtocol& protocol) {
+  std::vector<GsmProblem> chosen;
   for (const size_t index : ShuffledIndices(examples.size(), protocol.seed, kExampleStream)) {
     if (chosen.size() == protocol.shots) break;
     const GsmProblem& example = examples[index];
-    if (example.question.size() + example.answer.size() > kExampleBytes || asked.contains(example.question)) continue;
-    std::optional<ExampleAnswers> answers = ExampleAnswersOf(example);
-    if (answers) chosen.push_back({example.question, std::move(*answers)});
+    if (example.question.size() + example.answer.size() <= kExampleBytes && !asked.contains(example.question))
+      chosen.push_back(example);
   }
   if (chosen.size() == protocol.shots) return chosen;
   return Invalid(
-      fmt::format("there are only {} examples of at most {} bytes that are none of the problems and end with "
-                  "an equation of whole numbers, but {} are wanted: give more, or fewer --shots",
+      fmt::format("there are only {} examples of at most {} bytes that are none of the problems, but {} are wanted: "
+                  "give more, or fewer --shots",
                   chosen.size(), kExampleBytes, protocol.shots));
 }
 
-std::string TurnOf(size_t agent, const std::string& question) {
-  const size_t kind = agent % kTurns.size();
-  return kind == kSolver ? kTurns[kind] + question : kTurns[kind];
+// A problem on a sheet, and what it is called there.
+struct SheetItem {
+  std::string name;
+  const GsmProblem* problem;
+
+  std::string Text() const { return fmt::format("Problem {}: {}", name, problem->question); }
+};
+
+std::string AskFirst(const std::vector<SheetItem>& sheet) {
+  std::string text = "Here is a sheet of problems, one for each agent.\n\n";
+  for (const SheetItem& item : sheet) text += item.Text() + "\n\n";
+  return text + fmt::format("You are the first agent. Solve problem {}.", sheet.front().name);
+}
+std::string AskNext(const SheetItem& item) {
+  return fmt::format("You are the next agent. Solve problem {}.", item.name);
 }
 
-// What the first agent says in an example, and what a later one does. No later answer repeats the first: examples that
-// do would teach to copy. The checker finds a slip; the others say in equations what is there in words, or the reverse.
-std::pair<std::string, std::string> AnswersOf(const ExampleAnswers& answers, size_t agent) {
-  switch (agent % kTurns.size()) {
-    case 0: return {answers.with_slip, answers.in_words};
-    case 2: return {answers.in_equations, answers.in_words};
-    default: return {answers.in_words, answers.in_equations};
-  }
-}
-
-std::vector<ChatMessage> MessagesOf(const std::vector<ChainExample>& examples, const std::string& question) {
+// System message and a solved sheet, which shows the form to the agents of every hop: the start of all chains.
+std::vector<ChatMessage> ExampleMessages(const std::vector<GsmProblem>& examples) {
   std::vector<ChatMessage> messages = {{"system", kSystem}};
-  for (size_t i = 0; i < examples.size(); ++i) {
-    // Without a turn that shows it, later agents fall into a form of their own.
-    const auto [first, later] = AnswersOf(examples[i].answers, i);
-    messages.push_back({"user", examples[i].question});
-    messages.push_back({"assistant", first});
-    messages.push_back({"user", TurnOf(i, examples[i].question)});
-    messages.push_back({"assistant", later});
+  std::vector<SheetItem> sheet;
+  for (const GsmProblem& example : examples)
+    sheet.push_back({std::string(1, static_cast<char>('A' + sheet.size())), &example});
+  for (const SheetItem& item : sheet) {
+    messages.push_back({"user", &item == &sheet.front() ? AskFirst(sheet) : AskNext(item)});
+    messages.push_back({"assistant", item.problem->answer});
   }
-  messages.push_back({"user", question});
   return messages;
+}
+
+HopChain ChainOf(std::string id, const std::vector<ChatMessage>& before, const std::vector<SheetItem>& sheet) {
+  HopChain chain;
+  chain.id = std::move(id);
+  chain.messages = before;
+  chain.messages.push_back({"user", AskFirst(sheet)});
+  for (size_t hop = 0; hop < sheet.size(); ++hop) {
+    chain.parts.push_back({sheet[hop].Text(), {hop}});
+    if (hop > 0) chain.turns.push_back(AskNext(sheet[hop]));
+  }
+  return chain;
+}
+
+// Which problem each hop of a chain gets: another one in each hop, and over all chains each problem once in each hop.
+std::vector<size_t> SheetOf(size_t chain, const std::vector<size_t>& chosen, size_t hops) {
+  const size_t stride = chosen.size() / hops;
+  std::vector<size_t> sheet;
+  for (size_t hop = 0; hop < hops; ++hop) sheet.push_back(chosen[(chain + hop * stride) % chosen.size()]);
+  return sheet;
+}
+
+// Into the set: a chain for each of the chosen problems.
+void AddChains(const std::vector<GsmProblem>& problems, const std::vector<size_t>& chosen,
+               const std::vector<ChatMessage>& before, size_t hops, ChainSet* set) {
+  for (size_t i = 0; i < chosen.size(); ++i) {
+    std::vector<SheetItem> sheet;
+    std::vector<ChainTask> tasks;
+    for (const size_t index : SheetOf(i, chosen, hops)) {
+      sheet.push_back({std::to_string(sheet.size() + 1), &problems[index]});
+      tasks.push_back({fmt::format("gsm8k-{}", index + 1), NumberOf(problems[index].number).value_or(0)});
+    }
+    set->request.chains.push_back(ChainOf(fmt::format("sheet-{}", i + 1), before, sheet));
+    set->tasks[set->request.chains.back().id] = std::move(tasks);
+  }
 }
 
 // Tokens of the longest chain, every answer as long as it may be.
@@ -137,25 +155,25 @@ Result<ChainSet> MakeChainSet(const Model& model, const std::vector<GsmProblem>&
                               const std::vector<GsmProblem>& examples, const ChainProtocol& protocol) {
   if (protocol.hops < 1 || protocol.hops > kMaxChainHops)
     return Invalid(fmt::format("{} hops: give 1 to {}", protocol.hops, kMaxChainHops));
+  if (protocol.shots > kMaxShots)
+    return Invalid(fmt::format("{} examples: give at most {}", protocol.shots, kMaxShots));
   const size_t count = protocol.count == 0 ? problems.size() : protocol.count;
   if (count > problems.size())
     return Invalid(
         fmt::format("there are only {}: give a --count of at most that", Counted(problems.size(), "problem")));
+  if (count < protocol.hops) {
+    return Invalid(fmt::format("{} for {} hops, each of which solves another one: give more, or fewer --hops",
+                               Counted(count, "problem"), protocol.hops));
+  }
   std::vector<size_t> chosen = ShuffledIndices(problems.size(), protocol.seed, kProblemStream);
   chosen.resize(count);
   std::set<std::string> asked;
   for (const size_t index : chosen) asked.insert(problems[index].question);
-  QKV_ASSIGN_OR_RETURN(const std::vector<ChainExample> shown, ChooseExamples(examples, asked, protocol));
+  QKV_ASSIGN_OR_RETURN(const std::vector<GsmProblem> shown, ChooseExamples(examples, asked, protocol));
 
   ChainSet set;
   HopRequest& request = set.request;
-  for (const size_t index : chosen) {
-    HopChain& chain = request.chains.emplace_back();
-    chain.id = fmt::format("gsm8k-{}", index + 1);
-    chain.messages = MessagesOf(shown, problems[index].question);
-    for (size_t hop = 1; hop < protocol.hops; ++hop) chain.turns.push_back(TurnOf(hop - 1, problems[index].question));
-    set.expected[chain.id] = NumberOf(problems[index].number).value_or(0);
-  }
+  AddChains(problems, chosen, ExampleMessages(shown), protocol.hops, &set);
   request.hops = protocol.hops;
   request.parallel = protocol.parallel;
   request.generate.predict = protocol.predict;

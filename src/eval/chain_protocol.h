@@ -16,9 +16,10 @@
 namespace qkvshare {
 
 inline constexpr size_t kMaxChainHops = 16;
+inline constexpr size_t kMaxShots = 26;  // named by letters
 
 struct ChainProtocol {
-  size_t count = 0;  // problems; 0: all
+  size_t count = 0;  // problems, and so chains; 0: all
   size_t shots = 4;  // worked examples
   size_t hops = 5;
   uint64_t seed = 1;       // which problems, in which order, and which examples
@@ -27,17 +28,24 @@ struct ChainProtocol {
   SessionOptions session;  // batch, threads, RoPE
 };
 
-struct ChainSet {
-  HopRequest request;                      // but for what an arm says: how it is handed over, packs, cache types
-  std::map<std::string, double> expected;  // of each chain: the number that is right
+// What one hop solves.
+struct ChainTask {
+  std::string problem;  // "gsm8k-17" is the 17th of the file
+  double expected = 0;  // the number that is right
 };
 
-// One chain a problem: "gsm8k-17" is the 17th of the file. Hop 0 reads the examples as turns of a chat before it
-// (shorter ones, and none of the problems), and each further hop is another agent that checks or solves again and
-// answers in the same form. A smaller count takes the first of what a larger one takes.
+struct ChainSet {
+  HopRequest request;  // but for what an arm says: how it is handed over, packs, cache types
+  std::map<std::string, std::vector<ChainTask>> tasks;  // of each chain: of its hops
+};
+
+// As many chains as problems, "sheet-1" and so on. Hop 0 reads a sheet of as many problems as there are hops, after the
+// examples (short ones, and none of the problems), and solves the first; each further hop is another agent that is
+// asked for the next, and gets the sheet by what is handed over. Each problem is solved once at each hop, on sheets
+// whose other problems differ.
 //
-// The context is made to hold the longest chain. kInvalidArgument: too few problems or examples, more hops than
-// kMaxChainHops; kUnsupported: no chat template; kOutOfRange: longer than the model was trained for.
+// The context is made to hold the longest chain. kInvalidArgument: too few problems or examples, too many hops or
+// shots; kUnsupported: no chat template; kOutOfRange: longer than the model was trained for.
 Result<ChainSet> MakeChainSet(const Model& model, const std::vector<GsmProblem>& problems,
                               const std::vector<GsmProblem>& examples, const ChainProtocol& protocol);
 

@@ -28,9 +28,7 @@ class ChainProtocolTest : public SessionTest {
     for (size_t i = 0; i < count; ++i) {
       const std::string number = std::to_string(i + 1);
       problems.push_back({fmt::format("How many {} are {}?", name, number),
-                          fmt::format("They are {0} + 0 = {0}.\n#### {0}", number),
-                          number,
-                          {fmt::format("{0}+0={0}", number)}});
+                          fmt::format("They are {0} + 0 = {0}.\n#### {0}", number), number});
     }
     return problems;
   }
@@ -50,64 +48,82 @@ class ChainProtocolTest : public SessionTest {
   std::unique_ptr<Model> model_;
 };
 
-TEST_F(ChainProtocolTest, AsksEachProblemOfAllAgentsAfterTheSameExamples) {
+TEST_F(ChainProtocolTest, EachHopSolvesAProblemOfTheSheetThatTheFirstOneReads) {
   const ChainSet set = Take(Make(Protocol()));
   ASSERT_EQ(set.request.chains.size(), 6U);
-  std::set<std::string> ids;
+  ASSERT_EQ(set.tasks.size(), 6U);
+  std::vector<std::set<std::string>> asked(5);  // by hop
   for (const HopChain& chain : set.request.chains) {
-    ids.insert(chain.id);
-    // System, two examples with two turns of a chat each, the problem.
-    ASSERT_EQ(chain.messages.size(), 10U);
-    EXPECT_EQ(chain.messages[0].role, "system");
-    for (const size_t i : {1, 5}) {
-      EXPECT_EQ(chain.messages[i].role, "user");
-      EXPECT_NE(chain.messages[i].content.find("examples"), std::string::npos);
-      EXPECT_EQ(chain.messages[i].content, set.request.chains[0].messages[i].content);
-      EXPECT_EQ(chain.messages[i + 1].role, "assistant");
-      EXPECT_NE(chain.messages[i + 1].content.find("\n#### "), std::string::npos);
-      // Then what a further agent is asked, answered in the same form.
-      EXPECT_TRUE(chain.messages[i + 2].content.starts_with(chain.turns[i / 4].substr(0, 30)));
-      EXPECT_NE(chain.messages[i + 3].content.find("\n#### "), std::string::npos);
-      // It is not copied from the first answer.
-      EXPECT_NE(chain.messages[i + 3].content, chain.messages[i + 1].content);
-    }
-    EXPECT_NE(chain.messages[1].content, chain.messages[5].content);
-    EXPECT_EQ(chain.messages[9].role, "user");
-    // "gsm8k-N" is the N-th of the file, whose number is N.
-    const std::string number = chain.id.substr(chain.id.find('-') + 1);
-    EXPECT_EQ(chain.messages[9].content, "How many problems are " + number + "?");
-    EXPECT_EQ(set.expected.at(chain.id), std::stod(number));
+    // System, two examples, the sheet.
+    ASSERT_EQ(chain.messages.size(), 6U);
+    const std::string& sheet = chain.messages.back().content;
+    EXPECT_TRUE(sheet.ends_with("Solve problem 1.")) << sheet;
     ASSERT_EQ(chain.turns.size(), 4U);
-    EXPECT_EQ(std::set<std::string>(chain.turns.begin(), chain.turns.end()).size(), 4U);
-    for (const std::string& turn : chain.turns) EXPECT_NE(turn.find("the same form"), std::string::npos);
-    // Who solves on its own reads the problem again.
-    EXPECT_TRUE(chain.turns[1].ends_with("\n\n" + chain.messages[9].content)) << chain.turns[1];
-    EXPECT_TRUE(chain.messages[7].content.ends_with("\n\n" + chain.messages[5].content));
+    const std::vector<ChainTask>& tasks = set.tasks.at(chain.id);
+    ASSERT_EQ(tasks.size(), 5U);
+    ASSERT_EQ(chain.parts.size(), 5U);
+    std::set<std::string> on_sheet;
+    for (size_t hop = 0; hop < 5; ++hop) {
+      // "gsm8k-N" is the N-th of the file, whose number is N.
+      const std::string number = tasks[hop].problem.substr(tasks[hop].problem.find('-') + 1);
+      EXPECT_EQ(tasks[hop].expected, std::stod(number));
+      EXPECT_EQ(chain.parts[hop].text, fmt::format("Problem {}: How many problems are {}?", hop + 1, number));
+      EXPECT_EQ(chain.parts[hop].hops, std::vector<size_t>{hop});
+      EXPECT_NE(sheet.find(chain.parts[hop].text), std::string::npos);
+      on_sheet.insert(number);
+      EXPECT_TRUE(asked[hop].insert(number).second) << "twice at hop " << hop;
+      if (hop == 0) continue;
+      // A turn names the problem, but does not state it.
+      EXPECT_TRUE(chain.turns[hop - 1].ends_with(fmt::format("Solve problem {}.", hop + 1))) << chain.turns[hop - 1];
+      EXPECT_EQ(chain.turns[hop - 1].find("How many"), std::string::npos);
+    }
+    EXPECT_EQ(on_sheet.size(), 5U);
   }
-  EXPECT_EQ(ids.size(), 6U);
-  // The checker's example has a slip in the first answer, which the checker corrects.
-  const std::vector<ChatMessage>& shown = set.request.chains[0].messages;
-  const auto number = [](const std::string& text) { return text.substr(text.rfind(' ') + 1); };
-  EXPECT_NE(number(shown[2].content), number(shown[4].content));
-  EXPECT_EQ(number(shown[6].content), number(shown[8].content));
+  for (const auto& problems : asked) EXPECT_EQ(problems, asked.front());
   EXPECT_EQ(set.request.generate.sampling.temp, 0);
   EXPECT_EQ(set.request.generate.stop_line, "####");
 }
 
-TEST_F(ChainProtocolTest, TheSeedChoosesAndSmallerCountsAreTheFirst) {
-  const auto ids = [&](size_t count, uint64_t seed) {
+TEST_F(ChainProtocolTest, ExamplesAreASheetThatIsSolved) {
+  const ChainSet set = Take(Make(Protocol()));
+  const std::vector<ChatMessage>& shown = set.request.chains[0].messages;
+  EXPECT_EQ(shown[0].role, "system");
+  const auto question = [](const std::string& text, const std::string& name) {
+    const size_t at = text.find("Problem " + name + ": ") + name.size() + 10;
+    return text.substr(at, text.find('?', at) + 1 - at);
+  };
+  // Asked in the words in which the hops are asked.
+  EXPECT_TRUE(shown[1].content.ends_with("You are the first agent. Solve problem A.")) << shown[1].content;
+  EXPECT_EQ(shown[3].content, "You are the next agent. Solve problem B.");
+  std::set<std::string> seen;
+  for (const size_t i : {0, 1}) {
+    const std::string text = question(shown[1].content, i == 0 ? "A" : "B");
+    seen.insert(text);
+    // "How many examples are 3?", whose answer ends with 3.
+    const std::string number = text.substr(18, text.size() - 19);
+    EXPECT_TRUE(text.starts_with("How many examples ")) << text;
+    EXPECT_TRUE(shown[2 * i + 2].content.ends_with("\n#### " + number.substr(number.find(' ') + 1)))
+        << text << shown[2 * i + 2].content;
+  }
+  EXPECT_EQ(seen.size(), 2U);
+  for (const HopChain& chain : set.request.chains) {
+    for (size_t i = 0; i < 5; ++i) EXPECT_EQ(chain.messages[i].content, shown[i].content);
+  }
+}
+
+TEST_F(ChainProtocolTest, TheSeedChooses) {
+  const auto problems = [&](size_t count, uint64_t seed) {
     ChainProtocol protocol = Protocol();
     protocol.count = count;
     protocol.seed = seed;
-    std::vector<std::string> all;
-    for (const HopChain& chain : Take(Make(protocol)).request.chains) all.push_back(chain.id);
-    return all;
+    std::vector<std::string> first;
+    for (const auto& [chain, tasks] : Take(Make(protocol)).tasks) first.push_back(tasks.front().problem);
+    return first;
   };
-  const std::vector<std::string> six = ids(6, 1);
-  EXPECT_EQ(six, ids(6, 1));
-  EXPECT_NE(six, ids(6, 2));
-  EXPECT_EQ(std::vector<std::string>(six.begin(), six.begin() + 3), ids(3, 1));
-  EXPECT_EQ(ids(0, 1).size(), 10U);
+  const std::vector<std::string> six = problems(6, 1);
+  EXPECT_EQ(six, problems(6, 1));
+  EXPECT_NE(six, problems(6, 2));
+  EXPECT_EQ(problems(0, 1).size(), 10U);
 }
 
 TEST_F(ChainProtocolTest, ExamplesAreShortAndNoneOfTheProblems) {
@@ -115,10 +131,12 @@ TEST_F(ChainProtocolTest, ExamplesAreShortAndNoneOfTheProblems) {
   std::vector<GsmProblem> examples = Problems(5, "things");  // three of them are problems
   ChainProtocol protocol = Protocol();
   protocol.count = 3;
+  protocol.hops = 3;
   const ChainSet set = Take(MakeChainSet(*model_, problems, examples, protocol));
-  std::set<std::string> shown;
-  for (const size_t i : {1, 5}) shown.insert(set.request.chains[0].messages[i].content);
-  EXPECT_EQ(shown, (std::set<std::string>{"How many things are 4?", "How many things are 5?"}));
+  const std::string& shown = set.request.chains[0].messages[1].content;
+  for (const int number : {1, 2, 3, 4, 5}) {
+    EXPECT_EQ(shown.find(fmt::format("How many things are {}?", number)) != std::string::npos, number > 3) << shown;
+  }
   examples[3].answer = std::string(700, 'x') + examples[3].answer;
   const Status status = MakeChainSet(*model_, problems, examples, protocol).status();
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
@@ -147,6 +165,8 @@ TEST_F(ChainProtocolTest, RefusesWhatCannotBeAsked) {
   };
   expect_refused([](ChainProtocol* p) { p->count = 11; }, StatusCode::kInvalidArgument, "only 10 problems");
   expect_refused([](ChainProtocol* p) { p->shots = 9; }, StatusCode::kInvalidArgument, "only 8 examples");
+  expect_refused([](ChainProtocol* p) { p->shots = 27; }, StatusCode::kInvalidArgument, "at most 26");
+  expect_refused([](ChainProtocol* p) { p->count = 4; }, StatusCode::kInvalidArgument, "4 problems for 5 hops");
   expect_refused([](ChainProtocol* p) { p->hops = 0; }, StatusCode::kInvalidArgument, "1 to 16");
   expect_refused([](ChainProtocol* p) { p->predict = 4000; }, StatusCode::kOutOfRange, "--predict");
   TinyModelSpec spec;

@@ -31,9 +31,9 @@ void AddCacheSize(const Session& session, Json* header) {
 // The input's digest is of what is asked; this one is of what is right.
 std::string DigestOfExpected(const ChainSet& set) {
   Blake2bHasher hasher;
-  for (const auto& [chain, number] : set.expected) {
+  for (const auto& [chain, tasks] : set.tasks) {
     hasher.UpdateString(chain);
-    hasher.UpdateValue(number);
+    for (const ChainTask& task : tasks) hasher.UpdateValue(task.expected);
   }
   return ToHex(hasher.Finish());
 }
@@ -64,10 +64,11 @@ Status RunChainArm(const Model& model, const ChainSet& set, const ChainArm& arm,
     AddCacheSize(*session, header);
   };
   request.add_to_line = [&](const HopRecord& record, Json* line) {
-    const double expected = set.expected.at(record.chain);
-    const ChainScore score = ScoreOf(record, expected);
+    const ChainTask& task = set.tasks.at(record.chain).at(record.hop);
+    const ChainScore score = ScoreOf(record, task.expected);
+    (*line)["problem"] = task.problem;
     (*line)["answer"] = score.answer ? Json(*score.answer) : Json();
-    (*line)["expected"] = expected;
+    (*line)["expected"] = task.expected;
     (*line)["right"] = score.right;
     (*line)["marked"] = score.answer.has_value();
     (*line)["truncated"] = score.truncated;

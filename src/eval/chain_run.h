@@ -31,10 +31,10 @@ struct ChainRunHooks {
   std::function<void(size_t done, size_t hop)> on_hop;
 };
 
-// Runs what `path` does not have yet. Then the file has a line for each chain and hop: what HopJson gives, and "answer"
-// (null: none), "expected", "right", "marked", "truncated". Its header has "task", "arm", "expected" (a digest) and
-// "channels" (values of keys and values a token, all layers). Errors as MakeHopSession, FitChainArm, CheckChainHeader
-// (before the work) and RunHops.
+// Runs what `path` does not have yet. Then the file has a line for each chain and hop: what HopJson gives, and
+// "problem", "answer" (null: none), "expected", "right", "marked", "truncated". Its header has "task", "arm",
+// "expected" (a digest) and "channels" (values of keys and values a token, all layers). Errors as MakeHopSession,
+// FitChainArm, CheckChainHeader (before the work) and RunHops.
 Status RunChainArm(const Model& model, const ChainSet& set, const ChainArm& arm, const std::string& path,
                    const ChainRunHooks& hooks);
 

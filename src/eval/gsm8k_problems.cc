@@ -16,16 +16,12 @@ namespace {
 constexpr size_t kMaxBytes = size_t{1} << 26;
 constexpr std::string_view kMarker = "\n#### ";
 
-// Moves the annotations out of the text.
-std::vector<std::string> TakeAnnotations(std::string* text) {
-  std::vector<std::string> equations;
+void RemoveAnnotations(std::string* text) {
   for (size_t at = 0; (at = text->find("<<", at)) != std::string::npos;) {
     const size_t end = text->find(">>", at);
     if (end == std::string::npos) break;
-    equations.push_back(text->substr(at + 2, end - at - 2));
     text->erase(at, end + 2 - at);
   }
-  return equations;
 }
 
 bool IsNumber(std::string_view text) {
@@ -54,8 +50,8 @@ GsmProblem Parse(const std::string& line) {
     const bool there = json.is_object() && json.contains(key) && json[key].is_string();
     return there ? json[key].get<std::string>() : std::string();
   };
-  GsmProblem problem = {text("question"), text("answer"), "", {}};
-  problem.equations = TakeAnnotations(&problem.answer);
+  GsmProblem problem = {text("question"), text("answer"), ""};
+  RemoveAnnotations(&problem.answer);
   problem.number = FinalNumber(problem.answer);
   return problem.number.empty() ? GsmProblem() : problem;
 }

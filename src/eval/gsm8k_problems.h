@@ -14,7 +14,6 @@ struct GsmProblem {
   // Worked, without the calculator's annotations (<<48/2=24>>); its last line is "#### " and the number as written.
   std::string answer;
   std::string number;  // of that line, without commas: digits, with a sign or a decimal point where it has one
-  std::vector<std::string> equations;  // of the annotations, in order: "48/2=24"
 };
 
 // In the order of the file. kNotFound, kIo; kOutOfRange past 64 MiB; kInvalidArgument names the line that is no

@@ -31,6 +31,12 @@ Digest DigestOf(const std::vector<HopChain>& chains) {
     for (const int32_t token : chain.tokens) hasher.UpdateValue(token);
     hasher.UpdateValue(chain.turns.size());
     for (const std::string& turn : chain.turns) hasher.UpdateString(turn);
+    hasher.UpdateValue(chain.parts.size());
+    for (const HopPart& part : chain.parts) {
+      hasher.UpdateString(part.text);
+      hasher.UpdateValue(part.hops.size());
+      for (const size_t hop : part.hops) hasher.UpdateValue(hop);
+    }
   }
   return hasher.Finish();
 }

@@ -28,7 +28,7 @@ class HopKlRunTest : public SessionTest {
     model_ = LoadTiny(spec);
     std::vector<GsmProblem> problems;
     for (const char* number : {"1", "2", "3"})
-      problems.push_back({std::string("How many are ") + number + "?", std::string("#### ") + number, number, {}});
+      problems.push_back({std::string("How many are ") + number + "?", std::string("#### ") + number, number});
     ChainProtocol protocol;
     protocol.shots = 0;
     protocol.hops = 3;

@@ -16,6 +16,12 @@
 
 namespace qkvshare {
 
+// A part of the first prompt's last message that only some hops need.
+struct HopPart {
+  std::string text;          // as it stands there
+  std::vector<size_t> hops;  // from 0
+};
+
 struct HopChain {
   std::string id;  // letters, digits, '-', '_' and '.': it names files
   // The first prompt, by the model's chat template: the last message is what all hops work on, those before it set up
@@ -23,6 +29,7 @@ struct HopChain {
   std::vector<ChatMessage> messages;
   std::vector<int32_t> tokens;     // ... or its tokens, where there are no messages
   std::vector<std::string> turns;  // what the user says in hop 1, 2, ...
+  std::vector<HopPart> parts;      // in their order; what is not said here, policies cannot know
 };
 
 // What a hop gets of the hops before it.

@@ -1,4 +1,4 @@
-// Who reads what of a hop: the segments of its prompt, for allocation.
+// Who reads what of a hop: segments for allocation.
 #pragma once
 
 #include <cstddef>
@@ -7,15 +7,21 @@
 
 #include "card/card_info.h"
 #include "eval/hop_request.h"
+#include "qkvshare/status.h"
 #include "runtime/model.h"
 
 namespace qkvshare {
 
-// The hops after `hop` of `hops`. What is meant for this hop, and not for all, is a hop further from them.
-std::vector<SegmentReader> HopReaders(size_t hop, size_t hops, bool for_all);
+// Of `prompt`, the tokens that the hop reads; the whole of it where messages cannot be found in it. A part of the first
+// prompt is at distance 1 from its hops, which get it as it was, and from no others. A message that has no parts is at
+// the distance of the hops that follow, and what is meant for one hop is one further.
+//
+// kUnsupported: the tokenizer changes the text, so that a part cannot be found.
+Result<std::vector<Segment>> SegmentsOfPrompt(size_t hop, size_t hops, const HopChain& chain,
+                                              const std::vector<int32_t>& prompt, const Model& model);
 
-// Of `prompt`, the tokens that the hop reads. The whole of it where messages cannot be found in it.
-std::vector<Segment> SegmentsOfPrompt(size_t hop, size_t hops, const HopChain& chain,
-                                      const std::vector<int32_t>& prompt, const Model& model);
+// The answer of `tokens` tokens that follows a prompt of `read`. Where hops have parts of their own, it is not what
+// they work on.
+Segment SegmentOfAnswer(size_t hop, size_t hops, const HopChain& chain, uint32_t read, uint32_t tokens);
 
 }  // namespace qkvshare

@@ -64,7 +64,7 @@ Status HopSteps::Begin(size_t hop, ChainState* chain) {
   chain->full = taken + chain->prompt.size() > request_.context;
   if (chain->full) return {};
   record.read_tokens = static_cast<uint32_t>(chain->prompt.size());
-  chain->segments = SegmentsOfPrompt(hop, request_.hops, *chain->chain, chain->prompt, model_);
+  QKV_ASSIGN_OR_RETURN(chain->segments, SegmentsOfPrompt(hop, request_.hops, *chain->chain, chain->prompt, model_));
   Stopwatch watch;
   if (request_.hand_over == HandOver::kText && hop > 0) session_.Clear(chain->sequence);
   if (!chain->cards.empty()) {
@@ -119,13 +119,14 @@ Status HopSteps::End(size_t hop, ChainState* chain) {
   const bool whole = request_.hand_over == HandOver::kRepacked;
   PackOptions options = HopPackOptions(request_, hop, chain->chain->id);
   options.probe = std::move(chain->probe);
+  options.all_readers = true;
   const size_t own = session_.tokens(chain->sequence).size() - session_.attached(chain->sequence);
   const size_t read = chain->record.read_tokens;
   if (!whole || hop == 0) {
     options.segments = chain->segments;
     if (own > read) {
-      options.segments.push_back({"generated", options.sender, "", static_cast<uint32_t>(read),
-                                  static_cast<uint32_t>(own - read), HopReaders(hop, request_.hops, /*for_all=*/true)});
+      options.segments.push_back(SegmentOfAnswer(hop, request_.hops, *chain->chain, static_cast<uint32_t>(read),
+                                                 static_cast<uint32_t>(own - read)));
     }
   }
   PackTimes times;
