@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <vector>
 
 #include "base/amounts.h"
+#include "eval/fidelity_tables.h"
 
 namespace qkvshare {
 namespace {
@@ -60,20 +62,38 @@ std::vector<std::string> References(const ChainSummary& summary) {
   return names;
 }
 
+const ChainDifference& DifferenceOf(const ChainSummary& summary, const std::string& arm, const std::string& against) {
+  return std::find_if(summary.differences.begin(), summary.differences.end(),
+                      [&](const ChainDifferenceRow& row) { return row.arm == arm && row.against == against; })
+      ->difference;
+}
+
+std::string DifferenceText(const ChainDifference& difference) {
+  const Interval right = Shown(difference.right, difference.problems);
+  if (std::isnan(right.value)) return "-";
+  if (std::isnan(right.low)) return fmt::format("{:+.1f}", 100 * right.value);
+  return fmt::format("{:+.1f} [{:+.1f}, {:+.1f}]", 100 * right.value, 100 * right.low, 100 * right.high);
+}
+
 TextTable PairTable(const ChainSummary& summary, const std::string& against) {
   TextTable table;
   table.title = fmt::format("Against {} on the same problems", against);
   table.heads = {"arm", "problems"};
   for (size_t hop = 0; hop < summary.hops; ++hop) table.heads.push_back(fmt::format("hop {}", hop + 1));
+  if (summary.hops > 1) table.heads.push_back("from hop 2 on");
   for (const ChainPair& pair : summary.pairs) {
     if (pair.against != against) continue;
     if (pair.hop == 0) table.rows.push_back({pair.arm, std::to_string(pair.problems)});
     table.rows.back().push_back(
         fmt::format("+{} -{}, p {:.3g} ({:.3g})", pair.wins, pair.losses, pair.p, pair.adjusted_p));
+    if (pair.hop > 0 && pair.hop + 1 == summary.hops)
+      table.rows.back().push_back(DifferenceText(DifferenceOf(summary, pair.arm, against)));
   }
   table.note =
       "+ right where it is wrong, - wrong where it is right; p of the exact McNemar test, (by Holm over the arms of a "
-      "hop, not over hops).";
+      "hop, not over hops). From hop 2 on: difference of the shares of right answers, in points, with an interval of "
+      "95% "
+      "over problems.";
   return table;
 }
 
@@ -138,7 +158,17 @@ Json ChainJson(const ChainSummary& summary) {
                      {"p", pair.p},
                      {"adjusted_p", pair.adjusted_p}});
   }
-  return {{"model", summary.model}, {"arms", arms}, {"pairs", pairs}};
+  Json differences = Json::array();
+  for (const ChainDifferenceRow& row : summary.differences) {
+    differences.push_back({{"arm", row.arm},
+                           {"against", row.against},
+                           {"problems", row.difference.problems},
+                           {"answers", row.difference.answers},
+                           {"right", row.difference.right.value},
+                           {"low", row.difference.right.low},
+                           {"high", row.difference.right.high}});
+  }
+  return {{"model", summary.model}, {"arms", arms}, {"pairs", pairs}, {"differences", differences}};
 }
 
 }  // namespace qkvshare

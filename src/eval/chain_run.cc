@@ -8,7 +8,7 @@
 
 #include "base/hash.h"
 #include "eval/cache_round_trip.h"
-#include "eval/chain_summary.h"
+#include "eval/chain_results.h"
 #include "eval/final_answer.h"
 #include "eval/hop_header.h"
 #include "eval/hop_runner.h"

@@ -3,44 +3,16 @@
 #pragma once
 
 #include <cstddef>
-#include <nlohmann/json_fwd.hpp>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "eval/chain_difference.h"
+#include "eval/chain_results.h"
 #include "eval/proportions.h"
 #include "qkvshare/status.h"
 
 namespace qkvshare {
-
-// Names the task in the header of a file of hops ("task").
-inline constexpr const char* kChainTask = "gsm8k";
-
-// One answer: a line of a file, as far as it counts here.
-struct ChainAnswer {
-  std::string chain;
-  size_t hop = 0;  // from 0
-  bool right = false, marked = false, truncated = false;
-  size_t card_tokens = 0, card_bytes = 0;  // 0: no card was handed on
-  double code_bits = 0, total_bits = 0;
-};
-
-// One arm's file.
-struct ChainResults {
-  std::string arm, model, model_fingerprint;
-  size_t hops = 0, chains = 0;  // that there will be
-  // Of the context's own cache, a channel and a token; 0: cards or text are handed on.
-  double cache_code_bits = 0, cache_total_bits = 0, cache_token_bytes = 0;
-  std::vector<ChainAnswer> answers;
-};
-
-// Reads arms' files, whole or not. kInvalidArgument: one that is of something else, two of one arm, or two of runs that
-// cannot be compared (both files, and what differs: all but the arm must be the same); kCorrupt names the line.
-Result<std::vector<ChainResults>> ReadChainResults(std::span<const std::string> paths);
-
-// Whether a run with this header can be compared with the file `beside`. kInvalidArgument: it is of another run, and
-// how that differs from this one; else as ReadChainResults.
-Status CheckChainHeader(const nlohmann::ordered_json& header, const std::string& beside);
 
 struct ChainHopRow {
   size_t answers = 0, right = 0, unmarked = 0, truncated = 0;
@@ -65,11 +37,18 @@ struct ChainPair {
   double p = 1, adjusted_p = 1;               // exact McNemar; by Holm over the arms of this hop and `against`
 };
 
+// The same two, over all hops after a hand-over.
+struct ChainDifferenceRow {
+  std::string arm, against;
+  ChainDifference difference;
+};
+
 struct ChainSummary {
   std::string model;
   size_t hops = 0;
   std::vector<ChainArmRow> arms;
-  std::vector<ChainPair> pairs;  // by `against`, then arm, then hop
+  std::vector<ChainPair> pairs;                 // by `against`, then arm, then hop
+  std::vector<ChainDifferenceRow> differences;  // by `against`, then arm
 };
 
 // Chains that are done in the arm that has most: all arms take them in one order.

@@ -26,7 +26,8 @@ ChainResults Arm(const std::string& name, const std::vector<std::string>& chains
   for (size_t i = 0; i < chains.size(); ++i) {
     for (size_t hop = 0; hop < chains[i].size(); ++hop) {
       ChainAnswer& answer = results.answers.emplace_back();
-      answer.chain = "gsm8k-" + std::to_string(i + 1);
+      answer.chain = "sheet-" + std::to_string(i + 1);
+      answer.problem = "gsm8k-" + std::to_string(i + 1);
       answer.hop = hop;
       answer.right = chains[i][hop] == 'R';
       answer.marked = chains[i][hop] == 'R' || chains[i][hop] == 'W';
@@ -129,7 +130,7 @@ TEST(ChainReportTest, SaysTheSameAsTextMarkdownAndJson) {
   const ChainSummary summary = *SummarizeChains(arms, {});
   for (const std::string& text : {ChainText(summary), ChainMarkdown(summary)}) {
     for (const char* part : {"a model", "f16", "3 of 4", "100.0% [43.9, 100.0]", "4.25", "75.0% [30.1, 95.4]", "25.0%",
-                             "uniform@4: more than 5%", "Against f16", "+0 -2, p 0.5 (0.5)"}) {
+                             "uniform@4: more than 5%", "Against f16", "+0 -2, p 0.5 (0.5)", "-66.7"}) {
       EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
     }
     EXPECT_EQ(text.find("f16: more than"), std::string::npos);
@@ -140,6 +141,7 @@ TEST(ChainReportTest, SaysTheSameAsTextMarkdownAndJson) {
   EXPECT_EQ(json.at("arms")[1].at("truncated"), 2);
   EXPECT_EQ(json.at("pairs")[1].at("hop"), 2);
   EXPECT_EQ(json.at("pairs")[1].at("losses"), 2);
+  EXPECT_EQ(json.at("differences")[0].at("answers"), 3);
 }
 
 TEST(ChainReportTest, SaysWhereArmsAreNotDone) {
@@ -165,8 +167,11 @@ class ChainFilesTest : public testing::Test {
             {"cache_token_bytes", 1024}, {"cache_code_bits", 16}, {"cache_total_bits", 16}};
   }
   static Json Line(const std::string& chain) {
-    return {{"chain", chain},    {"hop", 0},        {"right", true},    {"marked", true},   {"truncated", false},
-            {"card_tokens", 10}, {"card_bytes", 5}, {"code_bits", 4.0}, {"total_bits", 4.5}};
+    return {{"chain", chain},    {"problem", "gsm8k-" + chain},
+            {"hop", 0},          {"right", true},
+            {"marked", true},    {"truncated", false},
+            {"card_tokens", 10}, {"card_bytes", 5},
+            {"code_bits", 4.0},  {"total_bits", 4.5}};
   }
   std::string Write(const std::string& name, const std::vector<Json>& lines) const {
     std::ofstream file(folder_ / name);
@@ -199,6 +204,7 @@ TEST_F(ChainFilesTest, AreReadWholeOrNot) {
   EXPECT_EQ((*all)[0].answers.size(), 2U);
   EXPECT_EQ((*all)[0].cache_total_bits, 0);
   EXPECT_EQ((*all)[0].answers[1].chain, "y");
+  EXPECT_EQ((*all)[0].answers[1].problem, "gsm8k-y");
   const ChainArmRow row = SummarizeChains(*all, {})->arms[1];
   EXPECT_EQ(row.code_bits, 6);  // without the scales of blocks, as in eval fidelity
   EXPECT_EQ(row.total_bits, 6.5);

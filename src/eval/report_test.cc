@@ -121,8 +121,9 @@ class ReportTest : public testing::Test {
     std::vector<Json> lines;
     for (size_t i = 0; i < 10; ++i) {
       for (size_t hop = 0; hop < 2; ++hop) {
-        lines.push_back({{"chain", "gsm8k-" + std::to_string(i)},
+        lines.push_back({{"chain", "sheet-" + std::to_string(i)},
                          {"hop", hop},
+                         {"problem", "gsm8k-" + std::to_string((i + 2 * hop) % 10)},
                          {"right", i < right},
                          {"marked", true},
                          {"truncated", false},
