@@ -221,7 +221,6 @@ Buffer HeadBytes(const std::vector<Buffer>& sections, int threads) {
   FileHeader header{};
   header.magic = kMagic;
   header.version = kVersion;
-  header.draft = kDraft;
   header.header_bytes = sizeof(FileHeader);
   header.section_count = static_cast<uint32_t>(entries.size());
   header.section_entry_bytes = sizeof(SectionEntry);

@@ -42,7 +42,6 @@ const std::vector<Field>& Fields() {
       FIELD(P::kHeader, FileHeader, section_entry_bytes, {5}),
       FIELD(P::kHeader, FileHeader, file_bytes, {9}),
       FIELD(P::kHeader, FileHeader, content_id, {0}),  // made right again
-      FIELD(P::kHeader, FileHeader, draft, {3}),
       FIELD(P::kHeader, FileHeader, reserved, {7}),
       FIELD(P::kHeader, FileHeader, checksum, {0}),
       FIELD(P::kEntry, SectionEntry, type, {10}),

@@ -62,11 +62,6 @@ class CardReader {
                   "wrote it or pack again",
                   header_.version, kVersion)};
     }
-    if (header_.draft != kDraft) {
-      return {StatusCode::kUnsupported,
-              fmt::format("the card is of draft {} of version 0 (rule 3; this software reads draft {}): pack again",
-                          header_.draft, kDraft)};
-    }
     if (header_.header_bytes != sizeof(FileHeader)) return Corrupt(4, "wrong header size");
     if (header_.section_entry_bytes != sizeof(SectionEntry)) return Corrupt(5, "wrong section entry size");
     if (header_.section_count <= kSingleSections || header_.section_count > kSingleSections + 2 * kMaxLayers) {

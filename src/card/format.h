@@ -1,4 +1,4 @@
-// The CacheCard file, version 0 (draft): fixed structs and limits. docs/card_format.md is the specification.
+// The CacheCard file, version 1: fixed structs and limits. docs/card_format.md is the specification.
 #pragma once
 
 #include <array>
@@ -11,8 +11,7 @@
 namespace qkvshare::card_format {
 
 inline constexpr std::array<char, 8> kMagic = {'Q', 'K', 'V', 'C', 'A', 'R', 'D', '\n'};
-inline constexpr uint32_t kVersion = 0;
-inline constexpr uint32_t kDraft = 4;  // of version 0; drafts do not read each other
+inline constexpr uint32_t kVersion = 1;
 inline constexpr size_t kSectionAlignment = 64;
 
 // Limits that a reader checks before it trusts a count.
@@ -52,8 +51,7 @@ struct FileHeader {
   uint32_t section_entry_bytes;  // sizeof(SectionEntry)
   uint64_t file_bytes;
   Digest content_id;  // BLAKE2b-256 of the section table
-  uint32_t draft;
-  std::array<uint8_t, 52> reserved;
+  std::array<uint8_t, 56> reserved;
   uint64_t checksum;  // XXH3-64 of the header's bytes before this field, then the section table
 };
 static_assert(sizeof(FileHeader) == 128 && offsetof(FileHeader, checksum) == 120);
@@ -68,7 +66,7 @@ struct SectionEntry {
 };
 static_assert(sizeof(SectionEntry) == 64);
 
-// Static mean and scale, Hadamard rotation, one bfloat16 scale a row. (1 had FP16 scales, in an earlier draft.)
+// Static mean and scale, Hadamard rotation, one bfloat16 scale a row.
 inline constexpr uint8_t kRowCodec = 3;
 
 struct Geometry {

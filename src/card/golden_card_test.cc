@@ -1,6 +1,6 @@
-// Golden cards: files in tests/golden/ that every reader must read the same for ever, each with a text of what it
-// holds, and in tests/golden/invalid/ those that it must refuse, with this software's message. The format is a draft
-// until version 1: until then QKV_WRITE_GOLDEN=1 writes them anew, when the format has changed.
+// Golden cards: files in tests/golden/ that every reader of version 1 must read the same for ever, each with a text of
+// what it holds, and in tests/golden/invalid/ those that it must refuse, with this software's message.
+// QKV_WRITE_GOLDEN=1 writes them anew: for another version, or where a message has other words.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -156,7 +156,7 @@ std::vector<Refusal> Refusals() {
   return {
       {"01_cut_in_the_header", nothing, [](std::vector<uint8_t>* card) { card->resize(100); }},
       {"02_magic", [](Parts* parts) { parts->header.magic[0] = 'q'; }},
-      {"03_draft", [](Parts* parts) { parts->header.draft = kDraft - 1; }},
+      {"03_version", [](Parts* parts) { parts->header.version = kVersion + 1; }},
       {"08_flipped_bit_in_the_table", nothing, [](std::vector<uint8_t>* card) { (*card)[200] ^= 1; }},
       {"09_cut_at_the_end", nothing, [](std::vector<uint8_t>* card) { card->resize(card->size() - 64); }},
       {"13_flipped_bit_in_the_values", nothing, [](std::vector<uint8_t>* card) { card->back() ^= 1; }},

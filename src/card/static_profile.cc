@@ -15,7 +15,7 @@ namespace qkvshare {
 namespace {
 
 constexpr std::array<char, 8> kMagic = {'Q', 'K', 'V', 'P', 'R', 'O', 'F', '\n'};
-constexpr uint32_t kVersion = 0;
+constexpr uint32_t kVersion = 1;
 
 struct Header {
   std::array<char, 8> magic;

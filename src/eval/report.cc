@@ -74,7 +74,7 @@ TextTable SourcesTable(const std::vector<ReportFile>& files) {
                           fmt::format("{}", file.results.lines.size()), text("card_format"), text("llama_cpp"),
                           text("kernels"), text("threads"), ProgramsOf(file.results)});
   }
-  table.note = "Card format: version and draft; written by: version and program (the start of its digest).";
+  table.note = "Written by: version and program (the start of its digest).";
   return table;
 }
 

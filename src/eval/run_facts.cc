@@ -59,7 +59,7 @@ Json PolicyFacts(const PackOptions& options) {
 Result<Json> SoftwareFacts() {
   QKV_ASSIGN_OR_RETURN(const AttendKernels* kernels, SelectAttendKernels());
   return Json{{"qkvshare", kVersionText},
-              {"card_format", {card_format::kVersion, card_format::kDraft}},
+              {"card_format", card_format::kVersion},
               {"kernels", kernels->name},
               {"llama_cpp", LlamaVersion()},
               {"llama_cpp_system", LlamaSystemInfo()}};
