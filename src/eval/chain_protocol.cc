@@ -158,9 +158,10 @@ Result<ChainSet> MakeChainSet(const Model& model, const std::vector<GsmProblem>&
   if (protocol.shots > kMaxShots)
     return Invalid(fmt::format("{} examples: give at most {}", protocol.shots, kMaxShots));
   const size_t count = protocol.count == 0 ? problems.size() : protocol.count;
-  if (count > problems.size())
+  if (count > problems.size()) {
     return Invalid(
         fmt::format("there are only {}: give a --count of at most that", Counted(problems.size(), "problem")));
+  }
   if (count < protocol.hops) {
     return Invalid(fmt::format("{} for {} hops, each of which solves another one: give more, or fewer --hops",
                                Counted(count, "problem"), protocol.hops));
