@@ -4,7 +4,7 @@
 import json
 import os
 
-from cli_support import DOCUMENT, QUESTION, USAGE, CliTest, folder, main, path, setUpModule
+from cli_support import DOCUMENT, QUESTION, USAGE, CliTest, folder, main, path, setUpModule, write_model
 
 
 class PackTest(CliTest):
@@ -50,6 +50,22 @@ class PackTest(CliTest):
         self.assertIn(f"{info['tokens']} tokens", text)
         self.assertIn("policy uniform", text)
         self.assertIn("prefill", text)
+
+    def test_warns_of_keys_that_few_bits_garble(self):
+        write_model("biased", "architecture=qwen2", "key_bias=600")
+        pack = ["pack", "-m", path("biased.gguf"), "-p", DOCUMENT, "-o", path("biased.card"), "--json"]
+        done = self.execute(*pack)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        warning = done.stderr.decode()
+        self.assertIn("warning", warning)
+        packed = json.loads(done.stdout)
+        self.assertGreater(packed["score_error"], 3)
+        self.assertGreater(packed["loss"]["mean_kl"], 0)
+        self.assertIn(f"mean KL of {packed['loss']['mean_kl']:.3g} ", warning)
+        exact = self.execute(*pack, "--bits", "16")
+        self.assertNotIn("warning", exact.stderr.decode())
+        self.assertEqual(json.loads(exact.stdout)["score_error"], 0)
+        self.assertNotIn("loss", json.loads(exact.stdout))
 
     def test_bits_and_policies(self):
         sizes = {"uniform": [], "local": []}

@@ -17,7 +17,6 @@ namespace {
 
 constexpr float kLogitStd = 3.0F;
 constexpr float kProjectionStd = 1.5F;  // of q and k: scores have about its square
-constexpr float kOutlier = 20.0F;
 constexpr int kOutliersPerHead = 3;
 constexpr int kConvolution = 3;     // tokens, of lfm2
 constexpr float kSoftCap = 4.0F;    // of gemma2: scores have a standard deviation of about 2
@@ -263,7 +262,7 @@ void Writer::AddKeyBias(const std::string& name) {
     for (int i = 0; i < kOutliersPerHead; ++i) {
       const int64_t slow_pair = half - 1 - static_cast<int64_t>(random.Next() % static_cast<uint64_t>(half / 2));
       const int64_t channel = head * spec_.key_dim + slow_pair + (random.Next() % 2 == 0 ? 0 : half);
-      bias[static_cast<size_t>(channel)] = random.Next() % 2 == 0 ? kOutlier : -kOutlier;
+      bias[static_cast<size_t>(channel)] = random.Next() % 2 == 0 ? spec_.key_bias : -spec_.key_bias;
     }
   }
   AddTensor(name, {static_cast<int64_t>(bias.size())}, [&](int64_t i) { return bias[static_cast<size_t>(i)]; });

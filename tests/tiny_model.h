@@ -47,6 +47,7 @@ struct TinyModelSpec {
   bool tied = true;           // the output matrix is the embedding matrix
   bool half_matrices = true;  // F16 matrices, else F32; vectors are always F32
   bool nan_logits = false;    // its output is no numbers, though its cache is
+  float key_bias = 20.0F;     // qwen2 and qwen2vl: of the outliers in K
   int context = 2048;
   bool add_bos = false;
   std::string pre;                      // tokenizer.ggml.pre; empty: qwen2's for qwen2 and qwen2vl, else smollm's

@@ -1,5 +1,5 @@
 // write_tiny_model PATH [KEY=VALUE...]: tiny models for tests in other languages. Keys: architecture, seed, layers,
-// context, vocab, key_dim, sliding_window, nan_logits.
+// context, vocab, key_dim, key_bias, sliding_window, nan_logits.
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -23,6 +23,8 @@ int main(int argc, char** argv) {
       spec.context = std::atoi(value.c_str());
     } else if (key == "key_dim") {
       spec.key_dim = std::atoi(value.c_str());
+    } else if (key == "key_bias") {
+      spec.key_bias = std::strtof(value.c_str(), nullptr);
     } else if (key == "sliding_window") {
       spec.sliding_window = std::atoi(value.c_str());
     } else if (key == "nan_logits") {

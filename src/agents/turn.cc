@@ -23,6 +23,7 @@
 #include "runtime/probe_queries.h"
 #include "runtime/prompt.h"
 #include "runtime/restore.h"
+#include "runtime/score_error.h"
 #include "runtime/sender.h"
 
 namespace qkvshare {
@@ -308,6 +309,13 @@ class TurnRunner {
     const bool alike =
         std::adjacent_find(levels.begin() + card.exact_tokens(), levels.end(), std::not_equal_to<>()) == levels.end();
     if (options.policy != Policy::kUniform && alike) Note("at this size every token has the same bits");
+    QKV_ASSIGN_OR_RETURN(const ScoreError error, WorstScoreError(source, card));
+    if (error.rms >= kGarblingScoreError) {
+      Note(
+          fmt::format("attention scores over this card are off by {:.3g} (layer {}), so that readers may get no sense "
+                      "from it: give it more bits",
+                      error.rms, error.layer));
+    }
     return {};
   }
 

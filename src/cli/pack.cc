@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/file.h"
 #include "base/stopwatch.h"
@@ -13,6 +14,8 @@
 #include "cli/options.h"
 #include "cli/policy_flags.h"
 #include "cli/terminal.h"
+#include "eval/card_loss.h"
+#include "runtime/score_error.h"
 #include "runtime/sender.h"
 
 namespace qkvshare::cli {
@@ -35,7 +38,12 @@ struct PackResult {
   int64_t predictions_us = 0;  // logits to features
   PackTimes times;
   int64_t write_us = 0;
+  std::shared_ptr<const Card> card;  // what is reported is what was written
+  ScoreError score_error;
+  std::optional<Fidelity> loss;  // measured where the scores' error is large
 };
+
+constexpr size_t kLossTokens = 32;
 
 // What the flags of the cache leave no room for.
 Status CheckCacheFlags(const PackFlags& flags, Policy policy) {
@@ -85,6 +93,22 @@ Status PrefillPrompt(const std::vector<int32_t>& tokens, Session* session, PackO
   return {};
 }
 
+// Whether the card is worth what it takes: some models' keys lie so far apart that few bits garble what they hand over.
+Status CheckCard(Session* session, PackResult* result) {
+  const PackSource source{session->card_context(), session->tokens(), &session->window(), 0};
+  QKV_ASSIGN_OR_RETURN(result->score_error, WorstScoreError(source, *result->card));
+  if (result->score_error.rms < kGarblingScoreError || result->tokens < 2) return {};
+  QKV_ASSIGN_OR_RETURN(result->loss, MeasureCardLoss(session, result->card, kLossTokens));
+  PrintNote(fmt::format(
+      "warning: keys of layer {} lose so much in this card that attention scores are off by {:.3g} (root mean square): "
+      "next-token distributions of its last {} tokens have a mean KL of {:.3g} from those of FP16, {:.0f}% the same "
+      "most "
+      "likely token; pack with more --bits, or --bits 16\n",
+      result->score_error.layer, result->score_error.rms, result->loss->tokens, result->loss->mean_kl,
+      100 * result->loss->top1_agreement));
+  return {};
+}
+
 Status PackPrompt(const PackFlags& flags, PackResult* result) {
   QKV_RETURN_IF_ERROR(CheckOutputs(flags));
   if (flags.generation_prompt && !flags.prompt.chat && flags.prompt.messages_file.empty()) {
@@ -116,15 +140,19 @@ Status PackPrompt(const PackFlags& flags, PackResult* result) {
   Stopwatch watch;
   QKV_RETURN_IF_ERROR(card.Write(flags.output));
   result->write_us = watch.LapUs();
-  if (flags.state_output.empty()) return {};
-  QKV_ASSIGN_OR_RETURN(const std::vector<uint8_t> state, session->SaveState());
-  return WriteFileAtomic(flags.state_output, {state});
+  QKV_ASSIGN_OR_RETURN(Card written, Card::Open(flags.output));
+  result->card = std::make_shared<const Card>(std::move(written));
+  if (!flags.state_output.empty()) {
+    QKV_ASSIGN_OR_RETURN(const std::vector<uint8_t> state, session->SaveState());
+    QKV_RETURN_IF_ERROR(WriteFileAtomic(flags.state_output, {state}));
+  }
+  return CheckCard(session.get(), result);
 }
 
 Status RunPack(const PackFlags& flags) {
   PackResult result;
   QKV_RETURN_IF_ERROR(PackPrompt(flags, &result));
-  QKV_ASSIGN_OR_RETURN(const Card card, Card::Open(flags.output));  // what is reported is what was written
+  const Card& card = *result.card;
   if (flags.json) {
     nlohmann::json object = {{"card", flags.output},
                              {"content_id", ToHex(card.content_id())},
@@ -138,12 +166,17 @@ Status RunPack(const PackFlags& flags) {
                              {"f16_bytes", card.fp16_bytes()},
                              {"code_bits", card.average_code_bits()},
                              {"total_bits", card.average_total_bits()},
+                             {"score_error", result.score_error.rms},
                              {"stages_us",
                               {{"prefill", result.prefill_us},
                                {"take", result.times.take_us},
                                {"plan", result.times.plan_us},
                                {"quantize", result.times.quantize_us},
                                {"write", result.write_us}}}};
+    if (result.loss) {
+      object["loss"] = {
+          {"tokens", result.loss->tokens}, {"mean_kl", result.loss->mean_kl}, {"same", result.loss->top1_agreement}};
+    }
     if (result.predictions_us > 0) object["stages_us"]["predictions"] = result.predictions_us;
     PrintJson(object);
     return {};

@@ -54,9 +54,9 @@ class HopKlChain {
   Status PackOnce(size_t hop, size_t arm);
   void CountBytes(size_t arm, HopKlResult* result) const;
   void Step(const std::string& what, size_t hop) const {
-    if (setup_.on_decoded)
-      setup_.on_decoded(fmt::format("{}, {}", HopName(hop), what),
-                        said_[hop].read_tokens + AnswerTokens(said_[hop]).size());
+    if (!setup_.on_decoded) return;
+    setup_.on_decoded(fmt::format("{}, {}", HopName(hop), what),
+                      said_[hop].read_tokens + AnswerTokens(said_[hop]).size());
   }
 
   const HopKlSetup& setup_;

@@ -51,9 +51,10 @@ TextTable KlTable(const FidelitySummary& summary) {
   table.note =
       "KL(F16 || arm) of next-token distributions of the same answers, nats. Bits a channel and bytes are of what the "
       "last hop gets. The first hop comes before any hand-over. In brackets 95% intervals over conversations.";
-  if (!summary.left_out.empty())
+  if (!summary.left_out.empty()) {
     table.note +=
         fmt::format(" Left out: {} that not every arm has.", Counted(summary.left_out.size(), "conversation"));
+  }
   table.note += TooFewText(all.prompts, "conversation");
   return table;
 }
@@ -76,11 +77,12 @@ TextTable RatioTable(const FidelitySummary& summary, size_t against) {
   const std::string& base = summary.rows.front().against[against].arm;
   table.title = fmt::format("Mean KL by hop, over that of {}", base);
   std::erase_if(table.rows, [&](const std::vector<std::string>& row) { return row.front() == base; });
-  if (base.starts_with("once"))
+  if (base.starts_with("once")) {
     table.note = fmt::format(
         "{} hands over the same tokens once, packed from the F16 sequence: what is above 1 is of handing on again and "
         "again, and not of the tokens that each hop adds.",
         base);
+  }
   return table;
 }
 
