@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <vector>
 
@@ -44,23 +45,36 @@ class BlockPackingTest : public SessionTest {
                                 : card_test::DeltaContent(*cards.back(), static_cast<uint32_t>(first), end - first);
       content.profile.kind = ProfileKind::kStatic;
       content.profile.id.fill(0x44);
-      const BitPlan plan = UniformPlan(end - first, {4, 2}, first == 0 ? kSinkTokens : 0);
+      const BitPlan plan = UniformPlan(end - first, {4, 2}, first < kSinkTokens ? kSinkTokens - first : 0);
       const PackedCard packed =
           Take(qkvshare::PackCard(card_test::RowsOf(kv, first, end), plan, profiles_, content, 1));
       cards.push_back(std::make_shared<const Card>(Take(Card::FromBytes(packed.Bytes()))));
     }
     return std::make_shared<const Card>(Take(Card::FromBytes(Take(FlattenCards(cards, 1)).Bytes())));
   }
-  // Codes, scales and exact rows of both are the same to the bit.
+  // Bit tables, and values to the bit.
   static void ExpectSame(const Card& a, const Card& b) {
-    EXPECT_EQ(a.plan().level_of_token, b.plan().level_of_token);
+    ASSERT_EQ(a.tokens(), b.tokens());
+    for (size_t t = 0; t < a.tokens(); ++t) EXPECT_EQ(a.plan().level(t), b.plan().level(t));
+    for (size_t layer = 0; layer < a.layers(); ++layer) {
+      for (const Side side : {Side::kKeys, Side::kValues})
+        EXPECT_EQ(card_test::UnpackSide(a, layer, side, kTokens), card_test::UnpackSide(b, layer, side, kTokens));
+    }
+  }
+  // Sum of the differences of all values, over the sum of their sizes.
+  static float Difference(const Card& a, const Card& b) {
+    float difference = 0, size = 0;
     for (size_t layer = 0; layer < a.layers(); ++layer) {
       for (const Side side : {Side::kKeys, Side::kValues}) {
-        for (size_t head = 0; head < a.shape(layer).kv_heads; ++head)
-          EXPECT_TRUE(std::ranges::equal(a.block(layer, side, head), b.block(layer, side, head)))
-              << layer << ", " << head;
+        const std::vector<Half> ours = card_test::UnpackSide(a, layer, side, kTokens);
+        const std::vector<Half> theirs = card_test::UnpackSide(b, layer, side, kTokens);
+        for (size_t i = 0; i < ours.size(); ++i) {
+          difference += std::fabs(HalfToFloat(ours[i]) - HalfToFloat(theirs[i]));
+          size += std::fabs(HalfToFloat(theirs[i]));
+        }
       }
     }
+    return difference / size;
   }
 
   std::unique_ptr<Model> model_;
@@ -76,25 +90,19 @@ TEST_F(BlockPackingTest, GivesTheCardOfAllTokensWhateverTheBlocks) {
   }
 }
 
-// llama.cpp multiplies whole blocks of four rows in one way, so that these rows are the same to the bit; others are up
-// to rounding, and then the bit table still is.
+// The session decodes 64 tokens a call. Fed in other calls, llama.cpp rounds rows otherwise: the bit table is the same,
+// and values are up to that.
 TEST_F(BlockPackingTest, GivesTheSameHoweverItWasFed) {
   const std::vector<int32_t> tokens = SomeTokens(kTokens);
   const SharedCard whole = Pack(Read(tokens, kTokens).view(), kTokens);
-  for (const size_t piece : {4, 20, 64}) {
+  for (const size_t piece : {64, 128}) {
     SCOPED_TRACE(piece);
     ExpectSame(*Pack(Read(tokens, piece).view(), piece), *whole);
   }
-  const SharedCard one_by_one = Pack(Read(tokens, 1).view(), 16);
-  EXPECT_EQ(one_by_one->plan().level_of_token, whole->plan().level_of_token);
-  for (size_t layer = 0; layer < whole->layers(); ++layer) {
-    for (const Side side : {Side::kKeys, Side::kValues}) {
-      const std::vector<Half> theirs = card_test::UnpackSide(*whole, layer, side, kTokens);
-      const std::vector<Half> ours = card_test::UnpackSide(*one_by_one, layer, side, kTokens);
-      size_t different = 0;
-      for (size_t i = 0; i < ours.size(); ++i) different += ours[i] == theirs[i] ? 0 : 1;
-      EXPECT_LT(different, ours.size() / 50) << layer << SideName(side);
-    }
+  for (const size_t piece : {1, 20}) {
+    const SharedCard other = Pack(Read(tokens, piece).view(), 16);
+    for (size_t t = 0; t < kTokens; ++t) EXPECT_EQ(other->plan().level(t), whole->plan().level(t));
+    EXPECT_LT(Difference(*other, *whole), 0.01f) << piece;
   }
 }
 

@@ -53,8 +53,11 @@ class ChainTest(CliTest):
         header, lines = results("arms/topology@4.jsonl")
         self.assertEqual((header["arm"], header["task"], header["probe"]), ("topology@4", "gsm8k", True))
         self.assertEqual(len(lines), 9)
+        # Each problem once at each hop.
+        self.assertEqual(len({(line["problem"], line["hop"]) for line in lines}), 9)
+        self.assertEqual(len({line["problem"] for line in lines}), 3)
         for line in lines:
-            self.assertEqual(line["expected"], int(line["chain"].split("-")[1]) + 2)
+            self.assertEqual(line["expected"], int(line["problem"].split("-")[1]) + 2)
             self.assertEqual(line["right"], line["answer"] == line["expected"])
         # Nothing is left to do, and nothing changes; another arm is compared with those that are there.
         before = {file: file.read_bytes() for file in (folder / "arms").iterdir()}

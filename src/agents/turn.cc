@@ -309,12 +309,12 @@ class TurnRunner {
     const bool alike =
         std::adjacent_find(levels.begin() + card.exact_tokens(), levels.end(), std::not_equal_to<>()) == levels.end();
     if (options.policy != Policy::kUniform && alike) Note("at this size every token has the same bits");
-    QKV_ASSIGN_OR_RETURN(const ScoreError error, WorstScoreError(source, card));
-    if (error.rms >= kGarblingScoreError) {
-      Note(
-          fmt::format("attention scores over this card are off by {:.3g} (layer {}), so that readers may get no sense "
-                      "from it: give it more bits",
-                      error.rms, error.layer));
+    QKV_ASSIGN_OR_RETURN(const ScoreError error, MeasureScoreError(source, card));
+    if (error.rms >= kBadScoreError) {
+      Note(fmt::format(
+          "attention scores over this card are off by {:.2g}, most in layer {} (cards that read well: below "
+          "{}): where its readers make no sense, give it more bits",
+          error.rms, error.worst_layer, kBadScoreError));
     }
     return {};
   }

@@ -76,7 +76,7 @@ TEST(StaticProfileTest, EveryRuleFires) {
   const std::pair<int, std::function<void(Bytes*)>> cases[] = {
       {1, [](Bytes* bytes) { bytes->resize(127); }},
       {2, set(0, 'q')},
-      {3, set(8, uint32_t{1})},
+      {3, set(8, uint32_t{2})},
       {4, set(12, uint32_t{64})},
       {5, set(16, uint64_t{1} << 63)},
       {5, [](Bytes* bytes) { bytes->push_back(0); }},

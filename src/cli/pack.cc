@@ -40,10 +40,11 @@ struct PackResult {
   int64_t write_us = 0;
   std::shared_ptr<const Card> card;  // what is reported is what was written
   ScoreError score_error;
-  std::optional<Fidelity> loss;  // measured where the scores' error is large
+  std::optional<Fidelity> loss;  // where the scores' error is suspect
 };
 
 constexpr size_t kLossTokens = 32;
+constexpr double kGarblingKl = 0.2;  // cards of 2 bits that read well have a tenth of it
 
 // What the flags of the cache leave no room for.
 Status CheckCacheFlags(const PackFlags& flags, Policy policy) {
@@ -96,16 +97,17 @@ Status PrefillPrompt(const std::vector<int32_t>& tokens, Session* session, PackO
 // Whether the card is worth what it takes: some models' keys lie so far apart that few bits garble what they hand over.
 Status CheckCard(Session* session, PackResult* result) {
   const PackSource source{session->card_context(), session->tokens(), &session->window(), 0};
-  QKV_ASSIGN_OR_RETURN(result->score_error, WorstScoreError(source, *result->card));
-  if (result->score_error.rms < kGarblingScoreError || result->tokens < 2) return {};
+  QKV_ASSIGN_OR_RETURN(result->score_error, MeasureScoreError(source, *result->card));
+  if (result->score_error.rms < kSuspectScoreError || result->tokens < 2) return {};
   QKV_ASSIGN_OR_RETURN(result->loss, MeasureCardLoss(session, result->card, kLossTokens));
+  if (result->loss->mean_kl < kGarblingKl) return {};
   PrintNote(fmt::format(
-      "warning: keys of layer {} lose so much in this card that attention scores are off by {:.3g} (root mean square): "
-      "next-token distributions of its last {} tokens have a mean KL of {:.3g} from those of FP16, {:.0f}% the same "
-      "most "
-      "likely token; pack with more --bits, or --bits 16\n",
-      result->score_error.layer, result->score_error.rms, result->loss->tokens, result->loss->mean_kl,
-      100 * result->loss->top1_agreement));
+      "warning: this card garbles what it hands over: next-token distributions of its last {} tokens have a mean KL of "
+      "{:.3g} from those of FP16, {:.0f}% the same most likely token. This model's keys lie far apart (attention "
+      "scores "
+      "are off by {:.2g}, most in layer {}): give more --bits, up to 16\n",
+      result->loss->tokens, result->loss->mean_kl, 100 * result->loss->top1_agreement, result->score_error.rms,
+      result->score_error.worst_layer));
   return {};
 }
 

@@ -32,7 +32,7 @@ class HopSegmentsTest : public SessionTest {
   }
   static Distances ReadersOf(const Segment& segment) {
     Distances readers;
-    for (const SegmentReader& reader : segment.readers) readers.emplace_back(reader.name, reader.distance);
+    for (const SegmentReader& reader : segment.readers) readers.emplace_back(reader.agent, reader.distance);
     return readers;
   }
 

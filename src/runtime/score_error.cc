@@ -47,9 +47,24 @@ double MeanSquare(const KeyErrors& errors, const LayerQueries& queries, size_t f
   return count == 0 ? 0 : sum / static_cast<double>(count) * std::pow(static_cast<double>(queries.scale), 2);
 }
 
+// Mean over its KV heads.
+Status MeanSquareOfLayer(const KvView& rows, const LayerQueries& queries, const Card& card, const Kernels& kernels,
+                         size_t layer, double* mean) {
+  const LayerShape& shape = card.shape(layer);
+  const size_t group = queries.heads / shape.kv_heads;
+  const size_t step = (rows.tokens + kScoredTokens - 1) / kScoredTokens;
+  std::vector<Half> packed(rows.tokens * shape.key_dim);
+  for (uint32_t head = 0; head < shape.kv_heads; ++head) {
+    QKV_RETURN_IF_ERROR(card.UnpackHead(kernels, layer, Side::kKeys, head, rows.tokens, packed.data(), shape.key_dim));
+    const KeyErrors errors = ErrorsOf(rows.head(layer, Side::kKeys, head), packed, step);
+    *mean += MeanSquare(errors, queries, head * group, group) / shape.kv_heads;
+  }
+  return {};
+}
+
 }  // namespace
 
-Result<ScoreError> WorstScoreError(const KvView& rows, const AttentionWindow& window, const Card& card, int threads) {
+Result<ScoreError> MeasureScoreError(const KvView& rows, const AttentionWindow& window, const Card& card, int threads) {
   if (window.empty()) return ScoreError();
   QKV_RETURN_IF_ERROR(CheckWindow(rows, window));
   bool same = card.layers() == rows.layers.size() && card.tokens() == rows.tokens;
@@ -57,30 +72,20 @@ Result<ScoreError> WorstScoreError(const KvView& rows, const AttentionWindow& wi
   if (!same) return Status(StatusCode::kInvalidArgument, "the card is not one of these rows");
   QKV_ASSIGN_OR_RETURN(const Kernels* kernels, SelectKernels());
   const AttentionWindow recent = RecentQueries(window, UINT32_MAX, kScoredQueries);
-  const size_t step = (rows.tokens + kScoredTokens - 1) / kScoredTokens;
-  std::vector<ScoreError> worst(card.layers());
-  QKV_RETURN_IF_ERROR(ParallelFor(card.layers(), threads, [&](size_t layer) -> Status {
-    const LayerShape& shape = card.shape(layer);
-    const size_t group = recent.layers[layer].heads / shape.kv_heads;
-    std::vector<Half> packed(rows.tokens * shape.key_dim);
-    for (uint32_t head = 0; head < shape.kv_heads; ++head) {
-      QKV_RETURN_IF_ERROR(
-          card.UnpackHead(*kernels, layer, Side::kKeys, head, rows.tokens, packed.data(), shape.key_dim));
-      const KeyErrors errors = ErrorsOf(rows.head(layer, Side::kKeys, head), packed, step);
-      const double rms = std::sqrt(MeanSquare(errors, recent.layers[layer], head * group, group));
-      if (rms > worst[layer].rms) worst[layer] = {rms, layer, head};
-    }
-    return {};
+  std::vector<double> means(card.layers());
+  QKV_RETURN_IF_ERROR(ParallelFor(means.size(), threads, [&](size_t layer) {
+    return MeanSquareOfLayer(rows, recent.layers[layer], card, *kernels, layer, &means[layer]);
   }));
-  return *std::max_element(worst.begin(), worst.end(),
-                           [](const ScoreError& a, const ScoreError& b) { return a.rms < b.rms; });
+  const auto worst = std::max_element(means.begin(), means.end());
+  const double mean = std::accumulate(means.begin(), means.end(), 0.0) / static_cast<double>(means.size());
+  return ScoreError{std::sqrt(mean), static_cast<size_t>(worst - means.begin()), std::sqrt(*worst)};
 }
 
-Result<ScoreError> WorstScoreError(const PackSource& source, const Card& card) {
+Result<ScoreError> MeasureScoreError(const PackSource& source, const Card& card) {
   if (source.window == nullptr || source.window->empty()) return ScoreError();
   const size_t first = source.context.end(source.sequence);
   QKV_ASSIGN_OR_RETURN(const KvState rows, source.context.TakeKv(source.sequence, first, first + source.tokens.size()));
-  return WorstScoreError(rows.view(), *source.window, card, source.context.threads());
+  return MeasureScoreError(rows.view(), *source.window, card, source.context.threads());
 }
 
 }  // namespace qkvshare

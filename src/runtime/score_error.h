@@ -1,5 +1,4 @@
-// How far a card's keys move attention scores: what tells a card that garbles from one that does not, before anyone
-// reads it.
+// How far a card's keys move attention scores: a cheap sign of a card that garbles what it hands over.
 #pragma once
 
 #include <cstddef>
@@ -13,26 +12,27 @@
 
 namespace qkvshare {
 
-// Of the KV head that has the largest: root mean square over queries and tokens of the error of a score, in nats (a
-// score that is off by 1 has e times its weight), soft caps aside. 0: there are no queries.
+// Root mean square over heads, queries and tokens of the error of a score, in nats (a score that is off by 1 has e
+// times its weight), soft caps aside. 0: there are no queries.
 struct ScoreError {
   double rms = 0;
-  size_t layer = 0;
-  uint32_t kv_head = 0;
+  size_t worst_layer = 0;
+  double worst_rms = 0;  // of that layer
 };
 
-// From here on what a card hands over is told apart from noise only by measuring: cards of 2 bits of models that work
-// with them stay below half of it (docs/codecs.md).
-inline constexpr double kGarblingScoreError = 3;
+// From the first on a card is to be measured before it is trusted; the second no card has that reads well (docs/codecs.md,
+// "Keys that few bits garble").
+inline constexpr double kSuspectScoreError = 0.4;
+inline constexpr double kBadScoreError = 0.7;
 
 // rows: what the card was packed from. window: queries over these tokens. At most kScoredQueries of its last queries
 // and kScoredTokens evenly spread tokens are looked at, whether a query sees the token or not. Cost: dequantizing the
 // card's keys. Errors: kInvalidArgument as CheckWindow, or where rows and card are not of one shape; kCorrupt.
 inline constexpr size_t kScoredQueries = 16;
 inline constexpr size_t kScoredTokens = 256;
-Result<ScoreError> WorstScoreError(const KvView& rows, const AttentionWindow& window, const Card& card, int threads);
+Result<ScoreError> MeasureScoreError(const KvView& rows, const AttentionWindow& window, const Card& card, int threads);
 
 // Of a card that was packed from the source, which still has the rows.
-Result<ScoreError> WorstScoreError(const PackSource& source, const Card& card);
+Result<ScoreError> MeasureScoreError(const PackSource& source, const Card& card);
 
 }  // namespace qkvshare
