@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes the results of docs/results/. Usage: tools/evaluate.sh PART... GSM8K_FOLDER
 #   codecs:    fidelity of codecs, policies and caches on GSM8K, three models
-#   topology:  policies at equal bytes, for 1,000 receivers with instructions of their own
+#   features:  what each feature of I(t) adds to policy local
+#   topology:  policies at equal bytes, for 1,000 receivers with instructions of their own; what each feature of T(t) adds
 #   documents: fidelity on documents with facts, of 1K, 4K and 8K tokens
 #   chains:    right answers after up to five hops of a 1.5B model; an arm takes hours
 #   hops:      KL by hop of the same chains
@@ -32,34 +33,39 @@ fidelity() {
   "$program" eval fidelity -m "$1" -t "$threads" --set "$3" -o "$out/$2.jsonl" "${@:4}"
 }
 
+# ARM...: flags of arms.
+arms() {
+  printf -- '--arm\n%s\n' "$@"
+}
+
 codecs() {
-  local arms=() arm
-  for arm in {uniform,local,learned,random}@{2.75,3.25,4.25} uniform@{2,3,4,8} uniform@{2,3,4},rounding=nearest \
-    exact floor roundtrip:{q8_0/q8_0,q8_0/q4_0,q4_0/q4_0} cache:{q8_0/q8_0,q8_0/q4_0,q4_0/q4_0}; do
-    arms+=(--arm "$arm")
-  done
-  local gsm8k=(gsm8k:"$data/test.jsonl" --context 1024 --prompts 24)
-  for model in smollm2-135m qwen2.5-coder-0.5b; do
-    fidelity "$(floats "$model")" "fidelity-gsm8k-$model-f32" "${gsm8k[@]}" "${arms[@]}"
-  done
+  local model flags gsm8k=(gsm8k:"$data/test.jsonl" --context 1024 --prompts 20)
+  mapfile -t flags < <(arms uniform@{2,3,4,8} uniform@{2,3,4},rounding=nearest {uniform,local,learned}@{2.75,3.25,4.25} \
+    random@{3.25,4.25} exact floor {cache,roundtrip}:{q8_0/q8_0,q8_0/q4_0,q4_0/q4_0})
   for model in smollm2-135m qwen2.5-coder-0.5b qwen2.5-coder-1.5b; do
-    fidelity "$model" "fidelity-gsm8k-$model" "${gsm8k[@]}" "${arms[@]}"
+    fidelity "$(floats "$model")" "fidelity-gsm8k-$model-f32" "${gsm8k[@]}" "${flags[@]}"
   done
 }
 
+features() {
+  local flags
+  mapfile -t flags < <(arms {uniform,local,random,inverted}@3.25 \
+    local@3.25,features={-attention,default+variance,default+entropy,default+rarity,default+confidence,default+next_entropy,full})
+  fidelity "$(floats smollm2-135m)" features-smollm2-135m-f32 gsm8k:"$data/test.jsonl" --context 1024 --prompts 24 \
+    "${flags[@]}"
+}
+
 topology() {
-  local arms=() bits
-  for bits in 3 4; do
-    arms+=(--arm "local@$bits" --arm "topology@$bits" --arm "oracle@$bits" --arm "uniform@$bits"
-      --arm "random@$bits" --arm "random@$bits,control_of=topology" --arm "topology@$bits,features=-probe")
-  done
-  fidelity "$(floats smollm2-135m)" topology-smollm2-135m-f32 receivers --context 600 --prompts 100 "${arms[@]}"
+  local flags
+  mapfile -t flags < <(arms {local,random,topology,oracle}@{3,4} random@{3,4},control_of=topology \
+    topology@{3,4},features={default-probe,default-prior,default-anchors})
+  fidelity "$(floats smollm2-135m)" topology-smollm2-135m-f32 receivers --context 600 --prompts 100 "${flags[@]}"
 }
 
 documents() {
   local context
   for context in 1024 4096 8000; do
-    fidelity qwen2.5-coder-0.5b "fidelity-facts-$context-qwen2.5-coder-0.5b" facts --context "$context" --prompts 8 \
+    fidelity qwen2.5-coder-0.5b "fidelity-facts-$context-qwen2.5-coder-0.5b" facts --context "$context" --prompts 20 \
       --arm uniform@2 --arm uniform@3 --arm uniform@4 --arm local@3 --arm learned@3,controller=gsm8k-window --arm floor \
       --arm cache:q8_0/q4_0 --arm cache:q4_0/q4_0
   done
@@ -73,12 +79,12 @@ chains() {
     arms+=(--arm "$arm")
   done
   "$program" eval chain -m qwen2.5-coder-1.5b -t "$threads" --problems "$data/test.jsonl" --examples "$data/train.jsonl" \
-    --count 150 -o "$out/chains-qwen2.5-coder-1.5b" "${arms[@]}"
+    --count 150 --shots 2 -o "$out/chains-qwen2.5-coder-1.5b" "${arms[@]}"
 }
 
 hops() {
   "$program" eval hops -m qwen2.5-coder-1.5b -t "$threads" --problems "$data/test.jsonl" --examples "$data/train.jsonl" \
-    --count 150 --first 24 --conversations "$out/chains-qwen2.5-coder-1.5b/f16.jsonl" \
+    --count 150 --shots 2 --first 24 --conversations "$out/chains-qwen2.5-coder-1.5b/f16.jsonl" \
     -o "$out/hops-qwen2.5-coder-1.5b.jsonl" --arm uniform@4 --arm topology@4 --arm requantized@4 --arm uniform@8 \
     --arm once@4 --arm floor
 }
