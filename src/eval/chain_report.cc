@@ -80,7 +80,7 @@ TextTable PairTable(const ChainSummary& summary, const std::string& against) {
   table.title = fmt::format("Against {} on the same problems", against);
   table.heads = {"arm", "problems"};
   for (size_t hop = 0; hop < summary.hops; ++hop) table.heads.push_back(fmt::format("hop {}", hop + 1));
-  if (summary.hops > 1) table.heads.push_back("from hop 2 on");
+  if (summary.hops > 1) table.heads.emplace_back("from hop 2 on");
   for (const ChainPair& pair : summary.pairs) {
     if (pair.against != against) continue;
     if (pair.hop == 0) table.rows.push_back({pair.arm, std::to_string(pair.problems)});
