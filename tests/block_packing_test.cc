@@ -1,4 +1,5 @@
-// A sequence that is packed block by block, by means and scales that were measured before, is the card of all of it.
+// A sequence that is packed block by block, by means and scales (and the metric that keys are rounded in) that were
+// measured before, is the card of all of it.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 
 #include "card/card_flatten.h"
 #include "card/card_test_util.h"
+#include "policy/key_metrics.h"
 #include "tests/session_fixture.h"
 
 namespace qkvshare {
@@ -36,7 +38,7 @@ class BlockPackingTest : public SessionTest {
     return Take(session->TakeKv());
   }
   // One card of cards of `block` tokens each.
-  SharedCard Pack(const KvView& kv, size_t block) const {
+  SharedCard Pack(const KvView& kv, size_t block, const KeyMetrics& metrics = {}) const {
     std::vector<SharedCard> cards;
     for (size_t first = 0; first < kTokens; first += block) {
       const size_t end = std::min(first + block, kTokens);
@@ -47,7 +49,7 @@ class BlockPackingTest : public SessionTest {
       content.profile.id.fill(0x44);
       const BitPlan plan = UniformPlan(end - first, {4, 2}, first < kSinkTokens ? kSinkTokens - first : 0);
       const PackedCard packed =
-          Take(qkvshare::PackCard(card_test::RowsOf(kv, first, end), plan, profiles_, content, 1));
+          Take(qkvshare::PackCard(card_test::RowsOf(kv, first, end), plan, profiles_, content, 1, metrics));
       cards.push_back(std::make_shared<const Card>(Take(Card::FromBytes(packed.Bytes()))));
     }
     return std::make_shared<const Card>(Take(Card::FromBytes(Take(FlattenCards(cards, 1)).Bytes())));
@@ -88,6 +90,19 @@ TEST_F(BlockPackingTest, GivesTheCardOfAllTokensWhateverTheBlocks) {
     SCOPED_TRACE(block);
     ExpectSame(*Pack(rows.view(), block), *whole);
   }
+}
+
+TEST_F(BlockPackingTest, GivesTheSameInOneMetric) {
+  const auto session = MakeSession(*model_);
+  PrefillOptions prefill;
+  KeepForPacking(*session, &prefill);
+  ASSERT_TRUE(session->Prefill(SomeTokens(kTokens, 99), prefill).ok());
+  const KeyMetrics metrics =
+      Take(MeasureKeyMetrics(Take(session->TakeKv()).view(), profiles_, session->window(), /*threads=*/1));
+  const KvState rows = Read(SomeTokens(kTokens), kTokens);
+  const SharedCard whole = Pack(rows.view(), kTokens, metrics);
+  for (const size_t block : {16, 37}) ExpectSame(*Pack(rows.view(), block, metrics), *whole);
+  EXPECT_GT(Difference(*whole, *Pack(rows.view(), kTokens)), 0.01f);  // rounded in another way
 }
 
 // The session decodes 64 tokens a call. Fed in other calls, llama.cpp rounds rows otherwise: the bit table is the same,

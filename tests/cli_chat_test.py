@@ -89,6 +89,8 @@ class PipeTest(ChatTest):
         info = self.report("info", path("one.card"))
         self.assertEqual([s["role"] for s in info["segments"]], ["user", "generated"])
         self.assertEqual(info["sender"], "miller")
+        self.answers(*GREEDY, "-o", path("four.card"), lines=[DOCUMENT, QUESTION])
+        self.assertEqual(self.report("info", path("four.card"))["rounding"], "queries")
 
     def test_segments_of_a_conversation(self):
         self.answers(*GREEDY, "-o", path("talk.card"), "--chat", "-sys", "Be brief.", "-p", "One.", lines=["Two.", "Three."])

@@ -66,6 +66,11 @@ class ChainTest(CliTest):
             self.assertIn(word, text)
         self.assertEqual({file: file.read_bytes() for file in before}, before)
 
+    def test_an_arm_that_the_model_cannot_do_is_refused_before_others_run(self):
+        self.fail_with(USAGE, *self.flags("unfit", "--arm", "f16", "--arm", "uniform@4,layers=99:k=1"),
+                       says=("arm uniform@4,layers=99:k=1", "layers"))
+        self.assertFalse((folder / "unfit").exists())
+
     def test_refuses_to_mix(self):
         flags = ["--arm", "f16"]
         self.succeed(*self.flags("mixed", *flags))

@@ -249,7 +249,16 @@ TEST_P(TogetherTest, QueriesAreKeptOfWhateverIsDecoded) {
   options.policy = Policy::kLocal;
   PackTimes times;
   EXPECT_TRUE(PackSession(*session_, options, &times, 0).has_value());
+  // Taken back: the queries of what is left stay.
+  const AttentionWindow before = session_->window(0);
   ASSERT_TRUE(session_->Truncate(100, 0).ok());
+  EXPECT_EQ(session_->window(0).last_visible, (std::vector<uint32_t>{79, 87, 95}));
+  for (size_t i = 0; i < before.layers.size(); ++i) {
+    const std::vector<float>& left = session_->window(0).layers[i].q;
+    ASSERT_EQ(left.size(), before.layers[i].q.size() / before.queries() * 3);
+    EXPECT_TRUE(std::equal(left.begin(), left.end(), before.layers[i].q.begin()));
+  }
+  ASSERT_TRUE(session_->Truncate(70, 0).ok());
   EXPECT_TRUE(session_->window(0).empty());
   ASSERT_TRUE(session_->KeepQueries(0, 1).ok());
   EXPECT_TRUE(session_->window(2).empty());

@@ -11,18 +11,22 @@
 # GSM8K_FOLDER has train.jsonl and test.jsonl (https://github.com/openai/grade-school-math). Each part takes hours, and
 # goes on where it was interrupted. THREADS: 2. OUT: docs/results.
 set -euo pipefail
+data=$(realpath "${*: -1}")
+[[ -z ${OUT:-} ]] || OUT=$(realpath "$OUT")
+[[ -z ${PROGRAM:-} ]] || PROGRAM=$(realpath "$PROGRAM")
 cd "$(dirname "$0")/.."
 
-data=${*: -1}
 out=${OUT:-docs/results}
 program=${PROGRAM:-build/release/bin/qkvshare}
+chains=$out/chains-qwen2.5-coder-1.5b
 threads=${THREADS:-2}
 mkdir -p "$out" build/floats
+
+for model in smollm2-135m qwen2.5-coder-{0.5b,1.5b}; do "$program" models get "$model" >/dev/null; done
 
 # The path of a model with its weights as floats, which show what is below the noise of quantized products.
 floats() {
   local file=build/floats/$1.gguf
-  "$program" models get "$1" >/dev/null
   [[ -e $file ]] || "$program" models dequantize "$1" -o "$file"
   echo "$file"
 }
@@ -47,11 +51,12 @@ codecs() {
   done
 }
 
+# Beside the arms of the same prompts that `codecs` has.
 features() {
   local flags
-  mapfile -t flags < <(arms {uniform,local,random,inverted}@3.25 \
+  mapfile -t flags < <(arms inverted@3.25 \
     local@3.25,features={-attention,default+variance,default+entropy,default+rarity,default+confidence,default+next_entropy,full})
-  fidelity "$(floats smollm2-135m)" features-smollm2-135m-f32 gsm8k:"$data/test.jsonl" --context 1024 --prompts 24 \
+  fidelity "$(floats smollm2-135m)" features-smollm2-135m-f32 gsm8k:"$data/test.jsonl" --context 1024 --prompts 20 \
     "${flags[@]}"
 }
 
@@ -79,18 +84,19 @@ chains() {
     arms+=(--arm "$arm")
   done
   "$program" eval chain -m qwen2.5-coder-1.5b -t "$threads" --problems "$data/test.jsonl" --examples "$data/train.jsonl" \
-    --count 150 --shots 2 -o "$out/chains-qwen2.5-coder-1.5b" "${arms[@]}"
+    --count 150 --shots 2 -o "$chains" "${arms[@]}"
 }
 
 hops() {
+  mkdir -p "$chains"
   "$program" eval hops -m qwen2.5-coder-1.5b -t "$threads" --problems "$data/test.jsonl" --examples "$data/train.jsonl" \
-    --count 150 --shots 2 --first 24 --conversations "$out/chains-qwen2.5-coder-1.5b/f16.jsonl" \
+    --count 150 --shots 2 --first 24 --conversations "$chains/f16.jsonl" \
     -o "$out/hops-qwen2.5-coder-1.5b.jsonl" --arm uniform@4 --arm topology@4 --arm requantized@4 --arm uniform@8 \
     --arm once@4 --arm floor
 }
 
 times() {
-  cat docs/*.md README.md >build/times.txt
+  [[ -e build/times.txt ]] || cat docs/*.md README.md >build/times.txt
   for model in qwen2.5-coder-0.5b qwen2.5-coder-1.5b; do
     "$program" eval ttft -m "$model" -t "$threads" -f build/times.txt --depth 1024,2048,4096,8192 -o "$out/ttft-$model.jsonl"
     "$program" eval memory -m "$model" -t "$threads" -f build/times.txt --depth 4096 -o "$out/memory-$model.jsonl"
@@ -99,7 +105,11 @@ times() {
 
 report() {
   shopt -s nullglob
-  "$program" report "$out"/*.jsonl "$out"/chains-*/*.jsonl -o "$out/report.html" --markdown "$out/report.md"
+  local against=() arm
+  for arm in uniform@{3.25,4.25} cache:q8_0/q4_0 {local,random}@{3,4} random@{3,4},control_of=topology f16 uniform@4 once@4; do
+    against+=(--against "$arm")
+  done
+  "$program" report "$out"/*.jsonl "$chains"/*.jsonl "${against[@]}" -o "$out/report.html" --markdown "$out/report.md"
 }
 
 for part in "${@:1:$#-1}"; do "$part"; done

@@ -15,6 +15,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import sys
 
 try:
@@ -27,6 +28,7 @@ KNOWN = [*PAPER, "cost"]
 # Added before the logarithm: what does not count any more, in the unit of the input.
 OFFSETS = {"attention": 1e-3, "variance": 1e-3, "entropy": 1e-3, "rarity": 1e-2, "confidence": 1e-4, "next_entropy": 1e-3,
            "cost": 1e-8}
+MOST_HIDDEN = 1024  # as kMaxHidden of src/policy/controller.cc
 LIMIT = 4.0  # as kInputLimit of src/policy/controller.h
 KIND = "qkvshare_sensitivity"
 SAME = ["level", "qkvshare_sensitivity"]  # of headers that go together
@@ -198,8 +200,11 @@ def main():
         fail(f"--inputs {flags.inputs}: choose from {','.join(KNOWN)}, each once")
     if os.path.abspath(flags.output) in [os.path.abspath(path) for path in flags.labels]:
         fail(f"{flags.output}: the output is one of the inputs")
-    if flags.hidden < 1 or flags.steps < 1 or not 0 < flags.held_out < 1:
-        fail("--hidden and --steps are 1 or more, --held-out is between 0 and 1")
+    if not 1 <= flags.hidden <= MOST_HIDDEN or flags.steps < 1 or not 0 < flags.held_out < 1:
+        fail(f"--hidden is 1 to {MOST_HIDDEN}, --steps 1 or more, --held-out between 0 and 1")
+    name = flags.name or os.path.splitext(os.path.basename(flags.output))[0]
+    if not re.fullmatch("[A-Za-z0-9._-]{1,64}", name):
+        fail(f"the controller cannot be called '{name}': give a --name of 1 to 64 letters, digits, '-', '_' and '.'")
 
     labels = Labels(flags.labels)
     raw, target = inputs_of(labels, names), labels.target()
@@ -222,7 +227,7 @@ def main():
     hidden, bias, output, output_bias = network.parts
     controller = {
         "qkvshare_controller": 1,
-        "name": flags.name or os.path.splitext(os.path.basename(flags.output))[0],
+        "name": name,
         "inputs": names,
         "offsets": [OFFSETS[name] for name in names],
         "means": numbers(means),

@@ -100,7 +100,8 @@ QKV_API qkv_status qkv_attention_copy(qkv_attention* attention, int32_t from, in
 QKV_API qkv_status qkv_attention_decode(qkv_attention* attention, const struct llama_batch* batch, int32_t* result,
                                         qkv_error* error);
 
-/* Packs a sequence as qkv_session_pack_file does, with policy "uniform". tokens: those that were decoded into it, all
+/* Packs a sequence as qkv_session_pack_file does, with policy "uniform" and keys rounded to the nearest level, since
+ * there are no queries here (rounding "queries" is QKV_INVALID_ARGUMENT). tokens: those that were decoded into it, all
  * that come after the attached cards, from the first position on; where cards are attached the result is a delta card.
  * QKV_INVALID_ARGUMENT where the sequence has other positions than these, QKV_UNSUPPORTED where there are gaps between
  * the attached cards. Tokens that were restored are not to be

@@ -186,8 +186,9 @@ typedef struct qkv_prefill_options {
   size_t struct_size;
   qkv_progress_fn progress; /* tokens done and in all, after each batch; may be NULL */
   void* progress_data;
-  /* Keeps queries of the last tokens, as far as the session has flash attention: policies other than "uniform" need
-   * them, and keys are rounded by them. 4 bytes a value, some 10 to 50 MB. true */
+  /* Keeps queries of the last 1,024 tokens, every fourth, from here on (those of generated tokens too), as far as the
+   * session has flash attention: policies other than "uniform" need them, and keys are rounded by them. 4 bytes a
+   * value, some 10 to 50 MB. false drops what was kept. true */
   bool keep_attention;
 } qkv_prefill_options;
 
@@ -283,7 +284,7 @@ typedef struct qkv_pack_options {
   const qkv_card* const* anchor_cards;
   size_t anchor_card_count;
   /* Of keys of 2 and 4 bits: "queries" (those that keep_attention kept see least of the errors), "nearest", or "auto":
-   * queries, where there are some. NULL: "auto". The card says which it was. */
+   * queries, where there are some. NULL: "auto". The card says which it was; one without such keys says "nearest". */
   const char* rounding;
 } qkv_pack_options;
 
@@ -292,9 +293,9 @@ QKV_API qkv_status qkv_pack_options_default(qkv_pack_options* options, size_t st
 /* Packs all tokens, or those after attached cards: then the card is a delta card, which names the last of them as the
  * one that it continues. The session stays as it is. The file is written whole or not at all, with mode 0600, over a
  * card of that name but over nothing else: it can be turned back into the text. QKV_INVALID_ARGUMENT (empty session,
- * bits out of range, a policy that has no choice, options that contradict each other, a file there that is no card),
- * QKV_OUT_OF_RANGE (max_bytes is too small), QKV_MISMATCH (a profile of another model), QKV_UNSUPPORTED (the session
- * holds restored tokens, which must not be quantized twice), QKV_IO. */
+ * bits out of range, a policy that has no choice, options that contradict each other, rounding "queries" where none
+ * were kept, a file there that is no card), QKV_OUT_OF_RANGE (max_bytes is too small), QKV_MISMATCH (a profile of
+ * another model), QKV_UNSUPPORTED (the session holds restored tokens, which must not be quantized twice), QKV_IO. */
 QKV_API qkv_status qkv_session_pack_file(const qkv_session* session, const qkv_pack_options* options, const char* path,
                                          qkv_error* error);
 QKV_API qkv_status qkv_session_pack_memory(const qkv_session* session, const qkv_pack_options* options, uint8_t** card,

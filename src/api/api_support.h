@@ -33,6 +33,7 @@ struct qkv_session {
   std::shared_ptr<const qkvshare::Model> model;
   std::unique_ptr<qkvshare::Session> session;  // after model: it goes first
   size_t restored = 0;                         // first tokens that were restored from cards
+  bool keeps_queries = false;                  // as the last prefill wanted it
   std::string inject_reason;
 };
 struct qkv_attention {

@@ -122,6 +122,26 @@ TEST_F(ApiTest, PackOptions) {
   Bad(qkv_session_pack_file(empty.get(), nullptr, Path("x.card").c_str(), &error_), QKV_INVALID_ARGUMENT, "empty");
 }
 
+TEST_F(ApiTest, QueriesAreKeptThroughGenerationAndFurtherText) {
+  const auto session = ReadText();
+  qkv_generate_options generate;
+  qkv_generate_options_default(&generate, sizeof generate);
+  generate.predict = 4;
+  qkv_generation generation{};
+  Good(qkv_session_generate(session.get(), &generate, &generation, sizeof generation, &error_));
+  qkv_generation_free(&generation);
+  Good(qkv_session_prefill_text(session.get(), " And then", 9, nullptr, &error_));
+  qkv_pack_options options;
+  qkv_pack_options_default(&options, sizeof options);
+  options.rounding = "queries";
+  options.policy = "local";
+  options.bits = 3;
+  uint8_t* bytes = nullptr;
+  size_t count = 0;
+  Good(qkv_session_pack_memory(session.get(), &options, &bytes, &count, &error_));
+  qkv_free(bytes);
+}
+
 TEST_F(PackApiTest, ControlsHaveTheLevelsOfTheirPolicy) {
   const auto local = PackWith(Options("local"));
   EXPECT_STREQ(InfoOf(local).policy, "local");

@@ -57,13 +57,22 @@ Status Create(const qkv_model* model, const qkv_session_options* given, qkv_sess
   return {};
 }
 
-Status ReadPrefillOptions(const qkv_prefill_options* given, Session* session, qkvshare::PrefillOptions* prefill) {
+// From here on queries are kept, those of generated tokens too, or no longer.
+Status KeepAttention(bool keep, qkv_session* handle) {
+  keep = keep && handle->session->flash_attention();
+  if (keep == handle->keeps_queries) return {};
+  QKV_RETURN_IF_ERROR(handle->session->KeepQueries(keep ? qkvshare::kWindowTokens : 0, qkvshare::kWindowStride));
+  handle->keeps_queries = keep;
+  return {};
+}
+
+Status ReadPrefillOptions(const qkv_prefill_options* given, qkv_session* handle, qkvshare::PrefillOptions* prefill) {
   qkv_prefill_options options;
   qkv_prefill_options_default(&options, sizeof options);
   QKV_RETURN_IF_ERROR(api::ReadOptions(given, &options));
-  if (options.keep_attention) KeepForPacking(*session, prefill);
+  QKV_RETURN_IF_ERROR(KeepAttention(options.keep_attention, handle));
   if (options.progress == nullptr) return {};
-  prefill->progress = [options, session](size_t done, size_t total) {
+  prefill->progress = [options, session = handle->session.get()](size_t done, size_t total) {
     if (!options.progress(options.progress_data, done, total)) session->Cancel();
   };
   return {};
@@ -72,7 +81,7 @@ Status ReadPrefillOptions(const qkv_prefill_options* given, Session* session, qk
 Status PrefillText(qkv_session* handle, const std::string& text, const qkv_prefill_options* options) {
   Session& session = *handle->session;
   qkvshare::PrefillOptions prefill;
-  QKV_RETURN_IF_ERROR(ReadPrefillOptions(options, &session, &prefill));
+  QKV_RETURN_IF_ERROR(ReadPrefillOptions(options, handle, &prefill));
   const qkvshare::JoinedPrompt joined = qkvshare::JoinPrompt(*handle->model, session.tokens(), text);
   if (joined.tokens.empty()) return {StatusCode::kInvalidArgument, "there are no tokens to prefill"};
   QKV_RETURN_IF_ERROR(session.CheckRoom(joined.tokens.size()));
@@ -192,7 +201,7 @@ qkv_status qkv_session_prefill(qkv_session* session, const int32_t* tokens, size
   return api::Call(error, [&]() -> Status {
     QKV_RETURN_IF_ERROR(api::CheckNotNull({{"session", session}, {"tokens", tokens}}));
     qkvshare::PrefillOptions prefill;
-    QKV_RETURN_IF_ERROR(ReadPrefillOptions(options, session->session.get(), &prefill));
+    QKV_RETURN_IF_ERROR(ReadPrefillOptions(options, session, &prefill));
     const CancelScope scope(session->session.get());
     return session->session->Prefill({tokens, token_count}, prefill);
   });

@@ -132,6 +132,9 @@ class Chat {
     const size_t card_tokens = cards.empty() ? 0 : cards.back().end();
     if (options.context == 0) options.context = ContextFor(*model_, card_tokens + kChatTokens);
     QKV_ASSIGN_OR_RETURN(session_, Session::Create(*model_, options));
+    // What is written is packed by the queries of the whole conversation's last tokens.
+    if (!flags_.output.empty() && session_->flash_attention())
+      QKV_RETURN_IF_ERROR(session_->KeepQueries(kWindowTokens, kWindowStride));
     if (cards.empty()) return {};
     QKV_RETURN_IF_ERROR(CheckDelta(flags_, cards, *session_));
     QKV_ASSIGN_OR_RETURN(const Injection injection, InjectCards(cards, flags_.inject, session_.get()));

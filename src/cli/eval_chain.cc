@@ -141,6 +141,10 @@ Status RunChain(const EvalChainFlags& flags) {
     QKV_RETURN_IF_ERROR(CheckTarget(flags.markdown, {flags.chains.problems, flags.chains.examples}));
   QKV_RETURN_IF_ERROR(ReadChainResults(FilesOf(flags.folder, arms)).status());
   QKV_ASSIGN_OR_RETURN(const ChainFlags::Chains chains, flags.chains.Load());
+  for (const ChainArm& arm : arms) {
+    const Status fits = CheckChainArm(*chains.model, chains.set, arm);
+    if (!fits.ok()) return {fits.code(), fmt::format("arm {}: {}", arm.name, fits.message())};
+  }
   QKV_RETURN_IF_ERROR(MakeFolders(flags.folder));
   QKV_RETURN_IF_ERROR(WithWhatIsKept(RunArms(flags, arms, *chains.model, chains.set), flags.folder));
   return Summarize(flags, arms);

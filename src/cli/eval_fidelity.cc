@@ -30,8 +30,9 @@ using Json = nlohmann::ordered_json;
 constexpr const char* kExample =
     "Example:\n  qkvshare eval fidelity --set receivers --context 1024 --prompts 20 -o receivers.jsonl\n"
     "  qkvshare eval fidelity --set gsm8k:test.jsonl --arm uniform@4 --arm local@3.25,levels=K4V2/K4V4 --arm floor\n"
-    "Arms: POLICY@BITS[,KEY=VALUE...] (a card; keys: alpha, features, levels, protect, seed, control_of, layers, "
-    "profile, inject, max_bytes), oracle@BITS, exact, roundtrip:K/V, cache:K/V, floor. docs/evaluation.md explains "
+    "Arms: POLICY@BITS[,KEY=VALUE...] (a card; keys: alpha, features, controller, levels, protect, rounding, seed, "
+    "control_of, layers, profile, inject, max_bytes), oracle@BITS, exact, roundtrip:K/V, cache:K/V, floor. "
+    "docs/evaluation.md explains "
     "them.";
 
 struct FidelityFlags {

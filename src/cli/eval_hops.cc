@@ -112,6 +112,9 @@ Status RunEvalHops(const HopsFlags& flags) {
               flags.output + " cannot be the conversations and the results; give two names"};
   }
   QKV_ASSIGN_OR_RETURN(const ChainFlags::Chains chains, flags.chains.Load());
+  if (const size_t all = chains.set.request.chains.size(); flags.first > all) {
+    return {StatusCode::kInvalidArgument, fmt::format("--first {}: there are only {} conversations", flags.first, all)};
+  }
   QKV_ASSIGN_OR_RETURN(const std::vector<FidelityLine> lines, Measure(flags, std::move(arms), chains));
   QKV_ASSIGN_OR_RETURN(const FidelitySummary summary, SummarizeHopKl(lines, std::move(against)));
   if (flags.json) {

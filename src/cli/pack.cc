@@ -44,7 +44,7 @@ struct PackResult {
 };
 
 constexpr size_t kLossTokens = 32;
-constexpr double kGarblingKl = 0.2;  // cards of 2 bits that read well have a tenth of it
+constexpr double kGarblingKl = 0.2;  // cards of 2 bits that read well have at most a quarter of it
 
 // What the flags of the cache leave no room for.
 Status CheckCacheFlags(const PackFlags& flags, Policy policy) {
@@ -148,7 +148,15 @@ Status PackPrompt(const PackFlags& flags, PackResult* result) {
     QKV_ASSIGN_OR_RETURN(const std::vector<uint8_t> state, session->SaveState());
     QKV_RETURN_IF_ERROR(WriteFileAtomic(flags.state_output, {state}));
   }
-  return CheckCard(session.get(), result);
+  const InterruptScope cancel([&] { session->Cancel(); });
+  const Status checked = CheckCard(session.get(), result);
+  if (checked.code() == StatusCode::kCancelled)
+    return {StatusCode::kCancelled, fmt::format("interrupted; {} is written, but was not checked", flags.output)};
+  if (!checked.ok()) {
+    PrintNote(fmt::format("note: {} is written, but what it loses could not be measured: {}\n", flags.output,
+                          Printable(checked.message())));
+  }
+  return {};
 }
 
 Status RunPack(const PackFlags& flags) {

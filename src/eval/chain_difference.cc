@@ -10,26 +10,42 @@ namespace {
 
 constexpr uint64_t kSeed = 1;  // of the resampling: the same for all, so that what is compared is paired
 
+// Names that belong together, each known by one of them.
+class Unions {
+ public:
+  std::string Find(const std::string& name) {
+    std::string& parent = parents_.try_emplace(name, name).first->second;
+    if (parent == name) return name;
+    return parent = Find(parent);
+  }
+  void Join(const std::string& a, const std::string& b) { parents_[Find(a)] = Find(b); }
+
+ private:
+  std::map<std::string, std::string> parents_;
+};
+
 }  // namespace
 
 ChainDifference DifferenceAfterHandOver(const ChainResults& results, const ChainResults& against) {
   std::map<std::pair<std::string, size_t>, bool> others;
   for (const ChainAnswer& answer : against.answers) others[{answer.chain, answer.hop}] = answer.right;
-  ChainDifference difference;
-  std::map<std::string, ClusterSum> problems;
+  Unions unions;
+  std::vector<std::pair<std::string, double>> differences;  // by chain
   for (const ChainAnswer& answer : results.answers) {
     const auto other = others.find({answer.chain, answer.hop});
     if (answer.hop == 0 || other == others.end()) continue;
-    ClusterSum& sum = problems[answer.problem];
-    sum.sum += (answer.right ? 1 : 0) - (other->second ? 1 : 0);
-    ++sum.count;
-    ++difference.answers;
+    unions.Join("problem " + answer.problem, "chain " + answer.chain);
+    differences.emplace_back("chain " + answer.chain, (answer.right ? 1 : 0) - (other->second ? 1 : 0));
   }
-  difference.problems = problems.size();
+  std::map<std::string, ClusterSum> blocks;
+  for (const auto& [chain, difference] : differences) {
+    ClusterSum& sum = blocks[unions.Find(chain)];
+    sum.sum += difference;
+    ++sum.count;
+  }
   std::vector<ClusterSum> sums;
-  for (const auto& [problem, sum] : problems) sums.push_back(sum);
-  difference.right = Bootstrap(kSeed).Mean(sums);
-  return difference;
+  for (const auto& [block, sum] : blocks) sums.push_back(sum);
+  return {differences.size(), sums.size(), Bootstrap(kSeed).Mean(sums)};
 }
 
 }  // namespace qkvshare

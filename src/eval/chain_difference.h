@@ -9,12 +9,13 @@
 namespace qkvshare {
 
 struct ChainDifference {
-  size_t problems = 0, answers = 0;  // that both have, of hop 1 (the second) and later
-  Interval right;                    // share of right answers less that of the other
+  size_t answers = 0;  // that both have, of hop 1 (the second) and later
+  size_t blocks = 0;   // of them: those of different blocks have neither a chain nor a problem in common
+  Interval right;      // share of right answers less that of the other
 };
 
-// Paired: a problem is solved once at each hop, so that its answers are no independent samples. The interval is over
-// problems.
+// Paired. Answers of one chain go on from each other, and those of one problem are alike, so that the interval is over
+// blocks.
 ChainDifference DifferenceAfterHandOver(const ChainResults& results, const ChainResults& against);
 
 }  // namespace qkvshare

@@ -96,11 +96,12 @@ HopChain ChainOf(std::string id, const std::vector<ChatMessage>& before, const s
   return chain;
 }
 
-// Which problem each hop of a chain gets: another one in each hop, and over all chains each problem once in each hop.
+// Which problem each hop of a chain gets: the chains of a block of `hops` have the same problems, each turned one
+// further, so that each problem is solved once at each hop, also in the first so many blocks of a run.
 std::vector<size_t> SheetOf(size_t chain, const std::vector<size_t>& chosen, size_t hops) {
-  const size_t stride = chosen.size() / hops;
+  const size_t block = chain / hops * hops;
   std::vector<size_t> sheet;
-  for (size_t hop = 0; hop < hops; ++hop) sheet.push_back(chosen[(chain + hop * stride) % chosen.size()]);
+  for (size_t hop = 0; hop < hops; ++hop) sheet.push_back(chosen[block + (chain + hop) % hops]);
   return sheet;
 }
 
@@ -162,12 +163,14 @@ Result<ChainSet> MakeChainSet(const Model& model, const std::vector<GsmProblem>&
     return Invalid(
         fmt::format("there are only {}: give a --count of at most that", Counted(problems.size(), "problem")));
   }
-  if (count < protocol.hops) {
-    return Invalid(fmt::format("{} for {} hops, each of which solves another one: give more, or fewer --hops",
-                               Counted(count, "problem"), protocol.hops));
+  if (count < protocol.hops || (protocol.count % protocol.hops != 0)) {
+    return Invalid(
+        fmt::format("{} for {} hops, each of which solves another one of a sheet: give a --count that is a "
+                    "multiple of --hops",
+                    Counted(count, "problem"), protocol.hops));
   }
   std::vector<size_t> chosen = ShuffledIndices(problems.size(), protocol.seed, kProblemStream);
-  chosen.resize(count);
+  chosen.resize(count / protocol.hops * protocol.hops);
   std::set<std::string> asked;
   for (const size_t index : chosen) asked.insert(problems[index].question);
   QKV_ASSIGN_OR_RETURN(const std::vector<GsmProblem> shown, ChooseExamples(examples, asked, protocol));

@@ -35,7 +35,7 @@ class ChainProtocolTest : public SessionTest {
   static ChainProtocol Protocol() {
     ChainProtocol protocol;
     protocol.shots = 2;
-    protocol.count = 6;
+    protocol.count = 10;
     protocol.predict = 20;
     protocol.parallel = 2;
     protocol.session = SmallOptions();
@@ -50,8 +50,8 @@ class ChainProtocolTest : public SessionTest {
 
 TEST_F(ChainProtocolTest, EachHopSolvesAProblemOfTheSheetThatTheFirstOneReads) {
   const ChainSet set = Take(Make(Protocol()));
-  ASSERT_EQ(set.request.chains.size(), 6U);
-  ASSERT_EQ(set.tasks.size(), 6U);
+  ASSERT_EQ(set.request.chains.size(), 10U);
+  ASSERT_EQ(set.tasks.size(), 10U);
   std::vector<std::set<std::string>> asked(5);  // by hop
   for (const HopChain& chain : set.request.chains) {
     // System, two examples, the sheet.
@@ -80,6 +80,15 @@ TEST_F(ChainProtocolTest, EachHopSolvesAProblemOfTheSheetThatTheFirstOneReads) {
     EXPECT_EQ(on_sheet.size(), 5U);
   }
   for (const auto& problems : asked) EXPECT_EQ(problems, asked.front());
+  // Blocks of five chains have nothing in common.
+  std::set<std::string> first, second;
+  for (size_t i = 0; i < 10; ++i) {
+    for (const HopPart& part : set.request.chains[i].parts) (i < 5 ? first : second).insert(part.text.substr(11));
+  }
+  EXPECT_EQ(first.size(), 5U);
+  EXPECT_EQ(second.size(), 5U);
+  first.insert(second.begin(), second.end());
+  EXPECT_EQ(first.size(), 10U);
   EXPECT_EQ(set.request.generate.sampling.temp, 0);
   EXPECT_EQ(set.request.generate.stop_line, "####");
 }
@@ -111,19 +120,25 @@ TEST_F(ChainProtocolTest, ExamplesAreASheetThatIsSolved) {
   }
 }
 
-TEST_F(ChainProtocolTest, TheSeedChooses) {
+TEST_F(ChainProtocolTest, TheSeedChoosesAndSmallerCountsAreTheFirst) {
   const auto problems = [&](size_t count, uint64_t seed) {
     ChainProtocol protocol = Protocol();
     protocol.count = count;
     protocol.seed = seed;
+    const ChainSet set = Take(Make(protocol));
     std::vector<std::string> first;
-    for (const auto& [chain, tasks] : Take(Make(protocol)).tasks) first.push_back(tasks.front().problem);
+    for (const HopChain& chain : set.request.chains) first.push_back(set.tasks.at(chain.id).front().problem);
     return first;
   };
-  const std::vector<std::string> six = problems(6, 1);
-  EXPECT_EQ(six, problems(6, 1));
-  EXPECT_NE(six, problems(6, 2));
-  EXPECT_EQ(problems(0, 1).size(), 10U);
+  const std::vector<std::string> ten = problems(10, 1);
+  EXPECT_EQ(ten, problems(10, 1));
+  EXPECT_NE(ten, problems(10, 2));
+  EXPECT_EQ(std::vector<std::string>(ten.begin(), ten.begin() + 5), problems(5, 1));
+  // All, but for what makes no whole sheet.
+  ChainProtocol protocol = Protocol();
+  protocol.count = 0;
+  protocol.hops = 4;
+  EXPECT_EQ(Take(Make(protocol)).request.chains.size(), 8U);
 }
 
 TEST_F(ChainProtocolTest, ExamplesAreShortAndNoneOfTheProblems) {
@@ -167,6 +182,7 @@ TEST_F(ChainProtocolTest, RefusesWhatCannotBeAsked) {
   expect_refused([](ChainProtocol* p) { p->shots = 9; }, StatusCode::kInvalidArgument, "only 8 examples");
   expect_refused([](ChainProtocol* p) { p->shots = 27; }, StatusCode::kInvalidArgument, "at most 26");
   expect_refused([](ChainProtocol* p) { p->count = 4; }, StatusCode::kInvalidArgument, "4 problems for 5 hops");
+  expect_refused([](ChainProtocol* p) { p->count = 6; }, StatusCode::kInvalidArgument, "multiple of --hops");
   expect_refused([](ChainProtocol* p) { p->hops = 0; }, StatusCode::kInvalidArgument, "1 to 16");
   expect_refused([](ChainProtocol* p) { p->predict = 4000; }, StatusCode::kOutOfRange, "--predict");
   TinyModelSpec spec;

@@ -69,7 +69,7 @@ const ChainDifference& DifferenceOf(const ChainSummary& summary, const std::stri
 }
 
 std::string DifferenceText(const ChainDifference& difference) {
-  const Interval right = Shown(difference.right, difference.problems);
+  const Interval right = Shown(difference.right, difference.blocks);
   if (std::isnan(right.value)) return "-";
   if (std::isnan(right.low)) return fmt::format("{:+.1f}", 100 * right.value);
   return fmt::format("{:+.1f} [{:+.1f}, {:+.1f}]", 100 * right.value, 100 * right.low, 100 * right.high);
@@ -93,7 +93,7 @@ TextTable PairTable(const ChainSummary& summary, const std::string& against) {
       "+ right where it is wrong, - wrong where it is right; p of the exact McNemar test, (by Holm over the arms of a "
       "hop, not over hops). From hop 2 on: difference of the shares of right answers, in points, with an interval of "
       "95% "
-      "over problems.";
+      "over blocks of chains that share problems.";
   return table;
 }
 
@@ -162,7 +162,7 @@ Json ChainJson(const ChainSummary& summary) {
   for (const ChainDifferenceRow& row : summary.differences) {
     differences.push_back({{"arm", row.arm},
                            {"against", row.against},
-                           {"problems", row.difference.problems},
+                           {"blocks", row.difference.blocks},
                            {"answers", row.difference.answers},
                            {"right", row.difference.right.value},
                            {"low", row.difference.right.low},

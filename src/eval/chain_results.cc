@@ -83,6 +83,8 @@ Result<ChainResults> ReadOne(const std::string& path, const Results& file) {
 
 Result<Results> ReadChainFile(const std::string& path) {
   QKV_ASSIGN_OR_RETURN(Results file, ReadResults(path, kHopKind));
+  if (file.header[kHopKind] != kHopVersion)
+    return Invalid(path + ": is of an earlier version of this software; make it anew, in another folder");
   if (!file.header.contains("task") || file.header["task"] != kChainTask)
     return Invalid(path + ": is no file of eval chain");
   return file;

@@ -49,6 +49,14 @@ ChainScore ScoreOf(const HopRecord& record, double expected) {
   return score;
 }
 
+Status CheckChainArm(const Model& model, const ChainSet& set, const ChainArm& arm) {
+  HopRequest request = set.request;
+  ApplyChainArm(arm, &request);
+  QKV_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, MakeHopSession(model, request));
+  QKV_RETURN_IF_ERROR(FitChainArm(*session, arm, &request));
+  return CheckHopRequest(*session, request);
+}
+
 Status RunChainArm(const Model& model, const ChainSet& set, const ChainArm& arm, const std::string& path,
                    const ChainRunHooks& hooks) {
   HopRequest request = set.request;

@@ -31,6 +31,9 @@ struct ChainRunHooks {
   std::function<void(size_t done, size_t hop)> on_hop;
 };
 
+// Whether the model can do it, before hours of work on others: errors as MakeHopSession, FitChainArm, CheckHopRequest.
+Status CheckChainArm(const Model& model, const ChainSet& set, const ChainArm& arm);
+
 // Runs what `path` does not have yet. Then the file has a line for each chain and hop: what HopJson gives, and
 // "problem", "answer" (null: none), "expected", "right", "marked", "truncated". Its header has "task", "arm",
 // "expected" (a digest) and "channels" (values of keys and values a token, all layers). Errors as MakeHopSession,

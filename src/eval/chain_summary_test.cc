@@ -161,7 +161,7 @@ class ChainFilesTest : public testing::Test {
   void TearDown() override { std::filesystem::remove_all(folder_); }
 
   static Json Header(const std::string& arm) {
-    return {{"qkvshare_hops", 3},        {"input", "12"},         {"chains", 2},           {"hops", 1},
+    return {{"qkvshare_hops", 4},        {"input", "12"},         {"chains", 2},           {"hops", 1},
             {"hand_over", "cards"},      {"packs", {arm}},        {"model", "a model"},    {"model_fingerprint", "34"},
             {"cache_type_k", "f16"},     {"cache_type_v", "f16"}, {"task", "gsm8k"},       {"arm", arm},
             {"cache_token_bytes", 1024}, {"cache_code_bits", 16}, {"cache_total_bits", 16}};
@@ -228,6 +228,9 @@ TEST_F(ChainFilesTest, OfOtherRunsAreRefusedByName) {
   other.erase("task");
   ExpectRefused({Write("b.jsonl", {other})}, {"b.jsonl", "no file of eval chain"});
   ExpectRefused({Write("b.jsonl", {{{"something", 1}}})}, {"b.jsonl", "no file of results"});
+  other = Header("local@4");
+  other["qkvshare_hops"] = 3;
+  ExpectRefused({Write("b.jsonl", {other})}, {"b.jsonl", "earlier version"});
   Json line = Line("x");
   line["hop"] = 1;
   ExpectRefused({Write("b.jsonl", {Header("local@4"), line})}, {"b.jsonl", "hop"});

@@ -47,7 +47,7 @@ Result<Json> HopHeader(const Session& session, const HopRequest& request) {
   Json packs = Json::array();
   for (size_t i = 0; Packs(request.hand_over) && i < request.packs.size(); ++i)
     packs.push_back(PackFacts(request.packs[i]));
-  Json header = {{kHopKind, 3},
+  Json header = {{kHopKind, kHopVersion},
                  {"input", ToHex(DigestOf(request.chains))},
                  {"chains", request.chains.size()},
                  {"hops", request.hops},

@@ -11,6 +11,7 @@ namespace qkvshare {
 
 // Names a file of hop results.
 inline constexpr const char* kHopKind = "qkvshare_hops";
+inline constexpr int kHopVersion = 4;  // of the files, the value of that member
 
 // kInvalidArgument as SelectAttendKernels.
 Result<nlohmann::ordered_json> HopHeader(const Session& session, const HopRequest& request);

@@ -119,7 +119,6 @@ Status HopSteps::End(size_t hop, ChainState* chain) {
   const bool whole = request_.hand_over == HandOver::kRepacked;
   PackOptions options = HopPackOptions(request_, hop, chain->chain->id);
   options.probe = std::move(chain->probe);
-  options.all_readers = true;
   const size_t own = session_.tokens(chain->sequence).size() - session_.attached(chain->sequence);
   const size_t read = chain->record.read_tokens;
   if (!whole || hop == 0) {
@@ -129,6 +128,7 @@ Status HopSteps::End(size_t hop, ChainState* chain) {
                                                  static_cast<uint32_t>(own - read)));
     }
   }
+  options.all_readers = !options.segments.empty();
   PackTimes times;
   QKV_ASSIGN_OR_RETURN(const PackedCard packed, PackSession(session_, options, &times, chain->sequence));
   chain->record.stages.emplace_back("take", times.take_us);

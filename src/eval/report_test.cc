@@ -108,6 +108,7 @@ class ReportTest : public testing::Test {
   }
   std::string Chain(const std::string& name, const std::string& arm, size_t right) const {
     Json header = Common(kHopKind);
+    header[kHopKind] = kHopVersion;
     header.update({{"task", "gsm8k"},
                    {"arm", arm},
                    {"hand_over", "cards"},

@@ -62,7 +62,10 @@ void ThinWindow(uint32_t stride, AttentionWindow* window) {
     }
   }
   window->last_visible.resize(kept);
-  for (LayerQueries& layer : window->layers) layer.q.resize(kept * layer.heads * layer.dim);
+  for (LayerQueries& layer : window->layers) {
+    layer.q.resize(kept * layer.heads * layer.dim);
+    layer.q.shrink_to_fit();  // a session may hold it for long
+  }
 }
 
 void AppendWindow(const AttentionWindow& other, AttentionWindow* window) {

@@ -114,6 +114,7 @@ Result<Controller> Controller::Make(std::string name, ControllerWeights weights)
 Result<Controller> Controller::Parse(const std::string& text) {
   const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object() || !json.contains(kKind)) return Corrupt(fmt::format("no JSON with \"{}\"", kKind));
+  if (!json[kKind].is_number_integer()) return Corrupt(fmt::format("\"{}\" is no version", kKind));
   if (json[kKind] != kVersion) {
     return Status(StatusCode::kUnsupported,
                   fmt::format("controller: version {}; this software reads version {}", json[kKind].dump(), kVersion));

@@ -155,6 +155,15 @@ Status CheckPlanRequest(const PlanRequest& request) {
   if (request.features.on != request.controller->features().on) {
     return invalid("policy learned looks at the features that its controller was trained on; give no others");
   }
+  const std::vector<LayerAdjustment>& layers = request.limits.layers;
+  const std::vector<ControllerInput>& inputs = request.controller->weights().inputs;
+  if (std::any_of(layers.begin(), layers.end(), [](LayerAdjustment a) { return a != LayerAdjustment(); }) &&
+      std::find(inputs.begin(), inputs.end(), ControllerInput::kCost) != inputs.end()) {
+    return invalid(fmt::format(
+        "controller {} looks at the cost at 2 bits, which it does not know of layers with widths of their own; leave "
+        "these out, or choose another",
+        request.controller->name()));
+  }
   return {};
 }
 

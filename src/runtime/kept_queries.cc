@@ -17,14 +17,18 @@ void AppendQueries(const std::vector<LayerQueries>& call, size_t row, uint32_t l
   }
 }
 
-void DropQueries(uint32_t first_visible, AttentionWindow* window) {
-  const auto kept = std::lower_bound(window->last_visible.begin(), window->last_visible.end(), first_visible);
-  const auto dropped = static_cast<size_t>(kept - window->last_visible.begin());
-  if (dropped == 0) return;
-  window->last_visible.erase(window->last_visible.begin(), kept);
+void LeaveQueries(uint32_t first, uint32_t end, AttentionWindow* window) {
+  std::vector<uint32_t>& visible = window->last_visible;
+  const auto from = std::lower_bound(visible.begin(), visible.end(), first) - visible.begin();
+  const auto to = std::lower_bound(visible.begin() + from, visible.end(), end) - visible.begin();
+  if (from == 0 && static_cast<size_t>(to) == visible.size()) return;
   for (LayerQueries& layer : window->layers) {
-    layer.q.erase(layer.q.begin(), layer.q.begin() + static_cast<ptrdiff_t>(dropped * layer.heads * layer.dim));
+    const auto row = static_cast<ptrdiff_t>(size_t{layer.heads} * layer.dim);
+    layer.q.erase(layer.q.begin() + to * row, layer.q.end());
+    layer.q.erase(layer.q.begin(), layer.q.begin() + from * row);
   }
+  visible.erase(visible.begin() + to, visible.end());
+  visible.erase(visible.begin(), visible.begin() + from);
 }
 
 }  // namespace qkvshare

@@ -13,7 +13,7 @@ namespace qkvshare {
 // same model. last_visible: as in the window.
 void AppendQueries(const std::vector<LayerQueries>& call, size_t row, uint32_t last_visible, AttentionWindow* window);
 
-// Leaves the queries that see at least this token.
-void DropQueries(uint32_t first_visible, AttentionWindow* window);
+// Leaves the queries of tokens [first, end).
+void LeaveQueries(uint32_t first, uint32_t end, AttentionWindow* window);
 
 }  // namespace qkvshare

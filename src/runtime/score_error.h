@@ -20,8 +20,8 @@ struct ScoreError {
   double worst_rms = 0;  // of that layer
 };
 
-// From the first on a card is to be measured before it is trusted; the second no card has that reads well (docs/codecs.md,
-// "Keys that few bits garble").
+// From the first on a card is to be measured before it is trusted; the second no card has that reads well
+// (docs/codecs.md, "Keys that few bits garble").
 inline constexpr double kSuspectScoreError = 0.4;
 inline constexpr double kBadScoreError = 0.7;
 

@@ -122,16 +122,22 @@ Result<KeyProfiles> ProfilesOf(const PackSource& source, const KvView& kv, const
   return options.profile->keys;
 }
 
+// Whether keys may get less than 8 bits, which alone are rounded in a metric.
+bool MayNarrowKeys(const PackOptions& options, const std::vector<LayerAdjustment>& layers) {
+  return options.policy != Policy::kUniform || options.max_bytes > 0 || options.code_bits < 8 ||
+         !options.levels.empty() || !layers.empty();
+}
+
 // In which keys are rounded; none where they are rounded to the nearest level.
 Result<KeyMetrics> MetricsOf(const KvView& kv, const KeyProfiles& profiles, const AttentionWindow& window,
-                             const PackOptions& options, int threads) {
+                             const PackOptions& options, const PlanRequest& request) {
   if (options.rounding == KeyRounding::kNearest) return KeyMetrics();
   if (options.rounding == KeyRounding::kQueries && window.empty()) {
     return Status(StatusCode::kInvalidArgument,
                   "rounding by queries needs the queries of a prefill, which were not kept; use rounding nearest");
   }
-  const bool wide = options.policy == Policy::kUniform && options.max_bytes == 0 && options.code_bits >= 8;
-  return wide ? KeyMetrics() : MeasureKeyMetrics(kv, profiles, window, threads);
+  if (!MayNarrowKeys(options, request.limits.layers)) return KeyMetrics();
+  return MeasureKeyMetrics(kv, profiles, window, request.threads);
 }
 
 PlanRequest RequestOf(const PackOptions& options, int threads) {
@@ -299,7 +305,7 @@ Result<PackedCard> PackTokens(const PackSource& source, const PackOptions& optio
   QKV_ASSIGN_OR_RETURN(PlanRequest request, RequestFor(source, kv, content, options));
   QKV_ASSIGN_OR_RETURN(const EarlierRows earlier, RowsOfCards(PartsOf(context.cards(source.sequence)), context));
   const Transferability transfer = TransferabilityOf(content, options);
-  QKV_ASSIGN_OR_RETURN(const KeyMetrics metrics, MetricsOf(kv, profiles, window, options, context.threads()));
+  QKV_ASSIGN_OR_RETURN(const KeyMetrics metrics, MetricsOf(kv, profiles, window, options, request));
   content.info.rounding = KeyRoundingName(metrics.empty() ? KeyRounding::kNearest : KeyRounding::kQueries);
   const AttentionWindow recent = RecentQueries(window, kCostTokens, kCostQueries);
   const PlanInput input{kv, profiles, recent, content.token_ids, options.predictions, transfer, &metrics, &earlier};

@@ -53,7 +53,7 @@ Status Session::Decode(std::span<const SequenceTokens> parts, bool all_logits, s
       AppendQueries(queries, row, static_cast<uint32_t>(position - attached(sequence)), &window);
     }
     const size_t own = rows(sequence);
-    DropQueries(static_cast<uint32_t>(own - std::min<size_t>(own, kept_tokens_)), &window);
+    LeaveQueries(static_cast<uint32_t>(own - std::min<size_t>(own, kept_tokens_)), static_cast<uint32_t>(own), &window);
   }
   return {};
 }
@@ -270,7 +270,11 @@ Status Session::Truncate(size_t tokens, int sequence) {
   if (tokens < attached(sequence)) KeepCards(tokens, sequence);
   if (!Remove(sequence, tokens)) return {StatusCode::kInternal, "llama.cpp cannot remove tokens from the sequence"};
   tokens_[static_cast<size_t>(sequence)].resize(tokens);
+  AttentionWindow window = std::move(windows_[static_cast<size_t>(sequence)]);
   ForgetEnd(sequence);
+  if (kept_tokens_ == 0) return {};
+  LeaveQueries(0, static_cast<uint32_t>(rows(sequence)), &window);
+  if (!window.empty()) SetWindow(std::move(window), sequence);
   return {};
 }
 
