@@ -12,7 +12,7 @@
 # goes on where it was interrupted. THREADS: 2. OUT: docs/results.
 set -euo pipefail
 data=$(realpath "${*: -1}")
-[[ -z ${OUT:-} ]] || OUT=$(realpath "$OUT")
+[[ -z ${OUT:-} ]] || OUT=$(realpath -m "$OUT")
 [[ -z ${PROGRAM:-} ]] || PROGRAM=$(realpath "$PROGRAM")
 cd "$(dirname "$0")/.."
 

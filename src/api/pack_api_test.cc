@@ -129,7 +129,8 @@ TEST_F(ApiTest, QueriesAreKeptThroughGenerationAndFurtherText) {
   generate.predict = 4;
   qkv_generation generation{};
   Good(qkv_session_generate(session.get(), &generate, &generation, sizeof generation, &error_));
-  qkv_generation_free(&generation);
+  qkv_free(generation.text);
+  qkv_free(generation.tokens);
   Good(qkv_session_prefill_text(session.get(), " And then", 9, nullptr, &error_));
   qkv_pack_options options;
   qkv_pack_options_default(&options, sizeof options);
