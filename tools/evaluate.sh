@@ -44,7 +44,7 @@ arms() {
 
 codecs() {
   local model flags gsm8k=(gsm8k:"$data/test.jsonl" --context 1024 --prompts 20)
-  mapfile -t flags < <(arms uniform@{2,3,4,8} uniform@{2,3,4},rounding=nearest {uniform,local,learned}@{2.75,3.25,4.25} \
+  mapfile -t flags < <(arms uniform@{2,3,4,8} uniform@{2,3,4},rounding=nearest {uniform,local,learned}@{2.75,3.25,4.25} local@4 \
     random@{3.25,4.25} exact floor {cache,roundtrip}:{q8_0/q8_0,q8_0/q4_0,q4_0/q4_0})
   for model in smollm2-135m qwen2.5-coder-0.5b qwen2.5-coder-1.5b; do
     fidelity "$(floats "$model")" "fidelity-gsm8k-$model-f32" "${gsm8k[@]}" "${flags[@]}"
