@@ -107,9 +107,10 @@ Status RunEvalHops(const HopsFlags& flags) {
   QKV_RETURN_IF_ERROR(CheckTarget(flags.conversations, inputs));
   if (!flags.output.empty()) {
     QKV_RETURN_IF_ERROR(CheckTarget(flags.output, {inputs[0], inputs[1], flags.conversations}));
-    if (flags.output == flags.conversations)
+    if (flags.output == flags.conversations) {
       return {StatusCode::kInvalidArgument,
               flags.output + " cannot be the conversations and the results; give two names"};
+    }
   }
   QKV_ASSIGN_OR_RETURN(const ChainFlags::Chains chains, flags.chains.Load());
   if (const size_t all = chains.set.request.chains.size(); flags.first > all) {
