@@ -52,8 +52,14 @@ def key_of(entry, version):
     return digest.hexdigest()
 
 
+def is_test(path):
+    return path.endswith("_test.cc")
+
+
 def run_tidy(entry, build):
-    command = [TIDY, "-p", str(build), "--quiet", "--extra-arg=-Wno-unknown-warning-option",
+    # Following every path through a test's assertions takes four fifths of the time, and finds nothing in them.
+    checks = ["--checks=-clang-analyzer-*"] if is_test(entry["file"]) else []
+    command = [TIDY, "-p", str(build), "--quiet", *checks, "--extra-arg=-Wno-unknown-warning-option",
                f"--header-filter=^{re.escape(str(ROOT))}/(src|include|tests)/", entry["file"]]
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
     output = result.stdout.decode(errors="replace")
