@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Makes the results of docs/results/. Usage: tools/evaluate.sh PART... GSM8K_FOLDER
+#   labels:    what one token at 2 bits costs, to train controllers on (tools/train_controller.py)
 #   codecs:    fidelity of codecs, policies and caches on GSM8K, three models
 #   features:  what each feature of I(t) adds to policy local
 #   topology:  policies at equal bytes, for 1,000 receivers with instructions of their own; what each feature of T(t) adds
@@ -42,6 +43,11 @@ arms() {
   printf -- '--arm\n%s\n' "$@"
 }
 
+labels() {
+  "$program" eval sensitivity -m "$(floats smollm2-135m)" -t "$threads" --data "$data/train.jsonl" --prompts 48 --tokens 16 \
+    --context 512 -o "$out/labels-gsm8k-smollm2-135m-f32.jsonl"
+}
+
 codecs() {
   local model flags gsm8k=(gsm8k:"$data/test.jsonl" --context 1024 --prompts 20)
   mapfile -t flags < <(arms uniform@{2,3,4,8} uniform@{2,3,4},rounding=nearest {uniform,local,learned}@{2.75,3.25,4.25} local@4 \
@@ -63,7 +69,7 @@ features() {
 topology() {
   local flags
   mapfile -t flags < <(arms {local,random,topology,oracle}@{3,4} random@{3,4},control_of=topology \
-    topology@{3,4},features={default-probe,default-prior,default-anchors})
+    topology@3,features={default-probe,default-prior,default-anchors})
   fidelity "$(floats smollm2-135m)" topology-smollm2-135m-f32 receivers --context 600 --prompts 100 "${flags[@]}"
 }
 
