@@ -90,13 +90,13 @@ chains() {
     arms+=(--arm "$arm")
   done
   "$program" eval chain -m qwen2.5-coder-1.5b -t "$threads" --problems "$data/test.jsonl" --examples "$data/train.jsonl" \
-    --count 150 --shots 2 -np 30 -o "$chains" "${arms[@]}"
+    --count 150 --shots 2 -np 5 -o "$chains" "${arms[@]}"
 }
 
 hops() {
   mkdir -p "$chains"
   "$program" eval hops -m qwen2.5-coder-1.5b -t "$threads" --problems "$data/test.jsonl" --examples "$data/train.jsonl" \
-    --count 150 --shots 2 -np 30 --first 24 --conversations "$chains/f16.jsonl" \
+    --count 150 --shots 2 -np 5 --first 24 --conversations "$chains/f16.jsonl" \
     -o "$out/hops-qwen2.5-coder-1.5b.jsonl" --arm uniform@4 --arm topology@4 --arm requantized@4 --arm uniform@8 \
     --arm once@4 --arm floor
 }
