@@ -93,6 +93,10 @@ class HopsTest(CliTest):
         self.fail_with(USAGE, *self.flags("said2.jsonl", "floor", conversations="said2.jsonl"), says="two names")
         self.fail_with(MISSING, *self.flags("none.jsonl", "floor", conversations="no/folder.jsonl"), says="folder")
         self.fail_with(USAGE, "eval", "hops", says="--problems")
+        # Before anything is answered.
+        self.fail_with(USAGE, *self.flags("none.jsonl", "floor", "uniform@4,layers=99:k=1", conversations="unfit.jsonl"),
+                       says=("arm uniform@4,layers=99:k=1", "layers"))
+        self.assertFalse((folder / "unfit.jsonl").exists())
         self.succeed(*self.flags("seed.jsonl", "floor", conversations="seed_said.jsonl"))
         self.fail_with(USAGE, *self.flags("other.jsonl", "floor", conversations="seed_said.jsonl", seed=2),
                        says="seed_said.jsonl")

@@ -36,14 +36,14 @@ class FidelityTest(CliTest):
         self.assertEqual(report["made_by"], {"set": "file"})
         self.assertEqual(report["prompts"], 2)
         header, lines = self.lines("own.jsonl")
-        self.assertEqual(header["qkvshare_fidelity"], 1)
+        self.assertEqual(header["qkvshare_fidelity"], 2)
         self.assertEqual([arm["arm"] for arm in header["arms"]], ["uniform@4", "roundtrip:f16/f16", "floor"])
         self.assertEqual([(line["prompt"], line["continuation"]) for line in lines[::3]],
                          [("mill", "1"), ("mill", "cat"), ("prompt 2", "1")])
         self.assertEqual([line["arm"] for line in lines[:3]], ["uniform@4", "roundtrip:f16/f16", "floor"])
         self.assertEqual([line["kind"] for line in lines[::3]], ["turn", "part", "turn"])
         for line in lines:
-            self.assertEqual(len(line["kl"]), len(line["logprob"]))
+            self.assertGreater(len(line["kl"]), line["answer_tokens"])
             if line["arm"] != "floor":  # of less than 16 tokens the floor is 0 too
                 self.assertEqual(set(line["kl"]) == {0}, line["arm"] == "roundtrip:f16/f16")
         text = self.succeed(*self.common, *ARMS)

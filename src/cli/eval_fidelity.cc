@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "base/file.h"
-#include "base/stopwatch.h"
 #include "cli/eval.h"
 #include "cli/options.h"
 #include "cli/terminal.h"
+#include "cli/work_progress.h"
 #include "eval/fidelity_check.h"
 #include "eval/fidelity_run.h"
 #include "eval/fidelity_tables.h"
@@ -111,13 +111,6 @@ Status ChooseAgainst(const FidelityFlags& flags, const FidelityRequest& request,
   return {};
 }
 
-std::string TimeLeft(int64_t us) {
-  const int64_t minutes = us / 60'000'000;
-  if (minutes < 1) return "less than a minute left";
-  if (minutes < 120) return fmt::format("{} min left", minutes);
-  return fmt::format("{} h {} min left", minutes / 60, minutes % 60);
-}
-
 void PrintSummary(const FidelityFlags& flags, const FidelityRequest& request, const FidelitySummary& summary) {
   if (!flags.json) {
     fmt::print("{}", FidelityText(summary));
@@ -145,14 +138,9 @@ Status RunEvalFidelity(const FidelityFlags& flags) {
   std::vector<FidelityLine> lines;
   {
     const InterruptScope interrupt([&] { cancelled = true; });
-    ProgressLine line("measuring ");
-    Stopwatch watch;
-    int64_t us = 0;
+    WorkProgress progress("measuring ");
     request.on_step = [&](const FidelityProgress& at) {
-      us += watch.LapUs();
-      const auto left = static_cast<double>(at.total - at.done) / static_cast<double>(std::max<size_t>(at.done, 1));
-      line.Note(fmt::format("prompt {} of {}, {}{}", at.prompt + 1, at.prompts, at.what,
-                            at.done == 0 ? "" : ", " + TimeLeft(static_cast<int64_t>(static_cast<double>(us) * left))));
+      progress.Show(at.done, at.total, fmt::format("prompt {} of {}, {}", at.prompt + 1, at.prompts, at.what));
     };
     Result<std::vector<FidelityLine>> measured = RunFidelity(*model, request);
     if (!measured && measured.status().code() == StatusCode::kCancelled && !flags.output.empty()) {

@@ -85,6 +85,7 @@ Result<std::vector<FidelityLine>> Measure(const HopsFlags& flags, std::vector<Ho
   request.arms = std::move(arms);
   request.results = flags.output;
   request.cancel = &cancel;
+  QKV_RETURN_IF_ERROR(CheckHopKlArms(*chains.model, request));
   QKV_ASSIGN_OR_RETURN(request.said, Conversations(flags, chains, cancel));
   WorkProgress progress("measuring ");
   request.on_step = [&](const HopKlProgress& at) {

@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "base/stopwatch.h"
 #include "cli/eval.h"
 #include "cli/interrupted.h"
 #include "cli/options.h"
 #include "cli/terminal.h"
+#include "cli/work_progress.h"
 #include "eval/gsm8k_problems.h"
 #include "eval/prompt_set.h"
 #include "eval/sensitivity_run.h"
@@ -95,10 +95,9 @@ Status RunEvalSensitivity(const SensitivityFlags& flags) {
   std::vector<SensitivityLine> lines;
   {
     const InterruptScope interrupt([&] { cancelled = true; });
-    ProgressLine line("measuring ");
+    WorkProgress progress("measuring ");
     request.on_step = [&](const SensitivityProgress& at) {
-      line.Note(fmt::format("prompt {} of {}, {} ({}%)", at.prompt + 1, at.prompts, at.what,
-                            100 * at.done / std::max<size_t>(at.total, 1)));
+      progress.Show(at.done, at.total, fmt::format("prompt {} of {}, {}", at.prompt + 1, at.prompts, at.what));
     };
     QKV_ASSIGN_OR_RETURN(lines, RunSensitivity(*model, request));
   }

@@ -37,9 +37,7 @@ bool ParseNumber(const std::string& text, T* number) {
   return error == std::errc() && stop == end;
 }
 
-Policy MeasuredOf(const PackOptions& pack) {
-  return pack.policy == Policy::kRandom || pack.policy == Policy::kInverted ? pack.control_of : pack.policy;
-}
+Policy MeasuredOf(const PackOptions& pack) { return MeasuredPolicy(pack.policy, pack.control_of); }
 
 std::string Replace(std::string text, char from, char to) {
   std::replace(text.begin(), text.end(), from, to);

@@ -27,8 +27,7 @@ class Unions {
 }  // namespace
 
 ChainDifference DifferenceAfterHandOver(const ChainResults& results, const ChainResults& against) {
-  std::map<std::pair<std::string, size_t>, bool> others;
-  for (const ChainAnswer& answer : against.answers) others[{answer.chain, answer.hop}] = answer.right;
+  const std::map<HopKey, bool> others = RightAnswers(against);
   Unions unions;
   std::vector<std::pair<std::string, double>> differences;  // by chain
   for (const ChainAnswer& answer : results.answers) {

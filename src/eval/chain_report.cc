@@ -9,6 +9,7 @@
 
 #include "base/amounts.h"
 #include "eval/fidelity_tables.h"
+#include "eval/hop_record.h"
 
 namespace qkvshare {
 namespace {
@@ -30,7 +31,7 @@ TextTable ArmTable(const ChainSummary& summary) {
   TextTable table;
   table.title = fmt::format("Right answers to problems of GSM8K after each hop, {}", summary.model);
   table.heads = {"arm", "bits", "in all", "bytes a token", "a chain", "problems", "truncated", "unmarked"};
-  for (size_t hop = 0; hop < summary.hops; ++hop) table.heads.push_back(fmt::format("hop {}", hop + 1));
+  for (size_t hop = 0; hop < summary.hops; ++hop) table.heads.push_back(HopName(hop));
   table.note = "Intervals of 95% (Wilson). A chain: bytes of all cards that it hands on.";
   if (!SameProblems(summary))
     table.note += " Not all arms are done: their shares are of other problems; compare arms by the tables of pairs.";
@@ -79,7 +80,7 @@ TextTable PairTable(const ChainSummary& summary, const std::string& against) {
   TextTable table;
   table.title = fmt::format("Against {} on the same problems", against);
   table.heads = {"arm", "problems"};
-  for (size_t hop = 0; hop < summary.hops; ++hop) table.heads.push_back(fmt::format("hop {}", hop + 1));
+  for (size_t hop = 0; hop < summary.hops; ++hop) table.heads.push_back(HopName(hop));
   if (summary.hops > 1) table.heads.emplace_back("from hop 2 on");
   for (const ChainPair& pair : summary.pairs) {
     if (pair.against != against) continue;

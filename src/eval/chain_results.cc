@@ -100,6 +100,12 @@ Status CheckChainHeader(const Json& header, const std::string& beside) {
                              beside, difference));
 }
 
+std::map<HopKey, bool> RightAnswers(const ChainResults& results) {
+  std::map<HopKey, bool> right;
+  for (const ChainAnswer& answer : results.answers) right[{answer.chain, answer.hop}] = answer.right;
+  return right;
+}
+
 Result<std::vector<ChainResults>> ReadChainResults(std::span<const std::string> paths) {
   std::vector<ChainResults> all;
   Json first;

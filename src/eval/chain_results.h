@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstddef>
+#include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "qkvshare/status.h"
@@ -36,6 +38,10 @@ struct ChainResults {
 // Reads arms' files, whole or not. kInvalidArgument: one that is of something else, two of one arm, or two of runs that
 // cannot be compared (both files, and what differs: all but the arm must be the same); kCorrupt names the line.
 Result<std::vector<ChainResults>> ReadChainResults(std::span<const std::string> paths);
+
+// By chain and hop.
+using HopKey = std::pair<std::string, size_t>;
+std::map<HopKey, bool> RightAnswers(const ChainResults& results);
 
 // Whether a run with this header can be compared with the file `beside`. kInvalidArgument: it is of another run, and
 // how that differs from this one; else as ReadChainResults.

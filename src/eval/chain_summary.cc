@@ -9,8 +9,6 @@
 namespace qkvshare {
 namespace {
 
-using HopKey = std::pair<std::string, size_t>;
-
 Status Invalid(std::string what) { return {StatusCode::kInvalidArgument, std::move(what)}; }
 
 // Chains of which there is every hop, and the bytes of their cards.
@@ -70,12 +68,6 @@ ChainArmRow RowOf(const ChainResults& results) {
   return row;
 }
 
-std::map<HopKey, bool> RightByProblem(const ChainResults& results) {
-  std::map<HopKey, bool> right;
-  for (const ChainAnswer& answer : results.answers) right[{answer.chain, answer.hop}] = answer.right;
-  return right;
-}
-
 // At every hop.
 std::vector<ChainPair> Compare(const ChainResults& results, const ChainResults& against) {
   std::vector<ChainPair> pairs(results.hops);
@@ -84,8 +76,8 @@ std::vector<ChainPair> Compare(const ChainResults& results, const ChainResults& 
     pairs[hop].against = against.arm;
     pairs[hop].hop = hop;
   }
-  const std::map<HopKey, bool> others = RightByProblem(against);
-  for (const auto& [key, right] : RightByProblem(results)) {
+  const std::map<HopKey, bool> others = RightAnswers(against);
+  for (const auto& [key, right] : RightAnswers(results)) {
     const auto other = others.find(key);
     if (other == others.end()) continue;
     ChainPair& pair = pairs[key.second];

@@ -37,6 +37,9 @@ struct LogitRows {
   std::span<const float> row(size_t token) const { return std::span(values).subspan(token * vocab, vocab); }
 };
 
+// Tokens that a noise floor is fed at once: FP16 against itself, which rounds otherwise in other pieces.
+inline constexpr size_t kNoisePiece = 16;
+
 // Decodes `tokens` after what the session holds (teacher forcing) and returns their logits. piece: tokens fed at once,
 // 0: as many as the session's batch takes.
 Result<LogitRows> ScoreTokens(Session* session, std::span<const int32_t> tokens, size_t piece);

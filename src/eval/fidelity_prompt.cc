@@ -19,7 +19,6 @@
 namespace qkvshare {
 namespace {
 
-constexpr size_t kNoisePiece = 16;
 constexpr const char* kSender = "sender";
 
 // What a receiver reads and says.
@@ -253,9 +252,9 @@ Status PromptFidelity::Measure(const Turn& turn, const ReferenceRows& reference,
   line.continuation = turn.of->id;
   line.kind = turn.of->kind;
   line.arm = setup_.arms[arm].name;
-  QKV_RETURN_IF_ERROR(AddPredictions(reference.Compare(rows, turn.next(), session_.threads()), &line));
   // Without instruction and turn before it, the first token of an answer is not scored.
-  line.answer_tokens = std::min(turn.answer_tokens, line.kl.size());
+  QKV_RETURN_IF_ERROR(
+      SetPredictions(reference.Compare(rows, turn.next(), session_.threads()), turn.answer_tokens, &line));
   CountBits(arm, &result);
   return {};
 }

@@ -22,7 +22,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;
 
 Json ResultJson(const FidelityResult& result) {
   Json json = FidelityLineJson(result.line);

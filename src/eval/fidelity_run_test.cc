@@ -137,15 +137,21 @@ TEST_F(FidelityRunTest, ScoresWhatComesAfterTheInstruction) {
     const LogitRows rows = Take(ScoreTokens(session.get(), tokens, 0));
     const size_t skipped = c.instruction.empty() ? 1 : c.instruction.size();  // not predicted, or not scored
     ASSERT_EQ(line.kl.size(), tokens.size() - skipped);
+    std::vector<size_t> other;
+    double answer = 0, reference_answer = 0;
     for (size_t i = 0; i < line.kl.size(); ++i) {
       const size_t row = skipped + i - 1;
       const Prediction expected =
           ReferenceRows(reference, row, 1).Compare(rows, std::span(tokens).subspan(row + 1, 1), 1).front();
-      EXPECT_NEAR(line.kl[i], expected.kl, 1e-5 * expected.kl + 1e-12);
-      EXPECT_NEAR(line.logprob[i], expected.log_probability, 1e-4);
-      EXPECT_NEAR(line.ref_logprob[i], expected.reference_log_probability, 1e-4);
-      EXPECT_EQ(line.same[i], expected.same ? 1 : 0);
+      EXPECT_NEAR(line.kl[i], expected.kl, 5e-4 * expected.kl + 1e-12);  // four digits are kept
+      if (!expected.same) other.push_back(i);
+      if (i + line.answer_tokens < line.kl.size()) continue;
+      answer += expected.log_probability;
+      reference_answer += expected.reference_log_probability;
     }
+    EXPECT_EQ(line.other, other);
+    EXPECT_NEAR(line.answer_logprob, answer, 1e-3);
+    EXPECT_NEAR(line.ref_answer_logprob, reference_answer, 1e-3);
   }
 }
 
@@ -274,12 +280,11 @@ TEST_F(FidelityRunTest, AnswersThatAreNotGivenAreThoseOfFp16) {
   for (const FidelityLine& line : Run(request)) {
     EXPECT_GE(line.answer_tokens, 1u);
     EXPECT_LE(line.answer_tokens, 7u);  // with an end token
-    for (size_t i = line.kl.size() - line.answer_tokens; i < line.kl.size(); ++i) {
-      // The most likely token of FP16: no other is more likely than that.
-      EXPECT_GT(line.ref_logprob[i], -std::log(static_cast<double>(model_->vocab_size())));
-      if (line.arm == "roundtrip:f16/f16") {
-        EXPECT_EQ(line.logprob[i], line.ref_logprob[i]);
-      }
+    // The most likely tokens of FP16: no other is more likely than that.
+    EXPECT_GT(line.ref_answer_logprob / static_cast<double>(line.answer_tokens),
+              -std::log(static_cast<double>(model_->vocab_size())));
+    if (line.arm == "roundtrip:f16/f16") {
+      EXPECT_EQ(line.answer_logprob, line.ref_answer_logprob);
     }
   }
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -93,25 +94,23 @@ struct Cell {
   FidelityRow row;
 };
 
-void Add(double value, ClusterSum* sum) {
-  sum->sum += value;
-  sum->count += 1;
+void Add(double sum_of_values, size_t values, ClusterSum* sum) {
+  sum->sum += sum_of_values;
+  sum->count += static_cast<double>(values);
 }
 
 void AddLine(const FidelityLine& line, size_t cluster, Cell* cell) {
   FidelityRow& row = cell->row;
   for (size_t i = 0; i < line.kl.size(); ++i) {
-    Add(line.kl[i], &cell->sums.kl[cluster]);
-    Add(line.same[i], &cell->sums.same[cluster]);
-    if (i + line.answer_tokens >= line.kl.size()) {
-      Add(line.logprob[i] - line.ref_logprob[i], &cell->sums.answer[cluster]);
-      Add(line.kl[i], &cell->sums.answer_kl[cluster]);
-    }
+    Add(line.kl[i], 1, &cell->sums.kl[cluster]);
+    if (i + line.answer_tokens >= line.kl.size()) Add(line.kl[i], 1, &cell->sums.answer_kl[cluster]);
     if (row.worst_at.empty() || line.kl[i] > row.worst_kl) {
       row.worst_kl = line.kl[i];
       row.worst_at = NameOf(line);
     }
   }
+  Add(static_cast<double>(line.kl.size() - line.other.size()), line.kl.size(), &cell->sums.same[cluster]);
+  Add(line.answer_logprob - line.ref_answer_logprob, line.answer_tokens, &cell->sums.answer[cluster]);
   cell->sums.all_kl.insert(cell->sums.all_kl.end(), line.kl.begin(), line.kl.end());
   row.continuations += 1;
   row.predictions += line.kl.size();
@@ -226,10 +225,10 @@ Json FidelityLineJson(const FidelityLine& line) {
           {"code_bits", line.code_bits},
           {"total_bits", line.total_bits},
           {"answer_tokens", line.answer_tokens},
+          {"answer_logprob", line.answer_logprob},
+          {"ref_answer_logprob", line.ref_answer_logprob},
           {"kl", line.kl},
-          {"same", line.same},
-          {"logprob", line.logprob},
-          {"ref_logprob", line.ref_logprob}};
+          {"other", line.other}};
 }
 
 Result<FidelityLine> ParseFidelityLine(const Json& json) {
@@ -244,16 +243,17 @@ Result<FidelityLine> ParseFidelityLine(const Json& json) {
     json.at("total_bits").get_to(line.total_bits);
     json.at("answer_tokens").get_to(line.answer_tokens);
     json.at("kl").get_to(line.kl);
-    json.at("same").get_to(line.same);
-    json.at("logprob").get_to(line.logprob);
-    json.at("ref_logprob").get_to(line.ref_logprob);
+    json.at("other").get_to(line.other);
+    json.at("answer_logprob").get_to(line.answer_logprob);
+    json.at("ref_answer_logprob").get_to(line.ref_answer_logprob);
   } catch (const nlohmann::json::exception& e) {
     return Status(StatusCode::kCorrupt, e.what());
   }
-  const size_t count = line.kl.size();
-  if (count == 0 || line.same.size() != count || line.logprob.size() != count || line.ref_logprob.size() != count ||
-      line.answer_tokens > count) {
-    return Status(StatusCode::kCorrupt, "kl, same, logprob and ref_logprob are not one value for each prediction");
+  const bool ascending =
+      std::adjacent_find(line.other.begin(), line.other.end(), std::greater_equal<>()) == line.other.end();
+  if (line.kl.empty() || line.answer_tokens > line.kl.size() || !ascending ||
+      (!line.other.empty() && line.other.back() >= line.kl.size())) {
+    return Status(StatusCode::kCorrupt, "kl, other and answer_tokens are not of the same predictions");
   }
   return line;
 }

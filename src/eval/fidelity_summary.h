@@ -16,13 +16,13 @@ namespace qkvshare {
 // One arm on one continuation: a line of a fidelity file.
 struct FidelityLine {
   std::string prompt, continuation, kind, arm;
-  // Of each prediction after the instruction, in order. All of one length, not empty.
-  std::vector<double> kl;                    // KL(FP16 || arm), nats
-  std::vector<uint8_t> same;                 // 1: the same most likely token
-  std::vector<double> logprob, ref_logprob;  // of the token that follows, by the arm and by FP16, nats
-  size_t answer_tokens = 0;                  // the last so many predict the answer
-  uint64_t bytes = 0;                        // handed over
-  double code_bits = 0, total_bits = 0;      // a channel
+  std::vector<double> kl;                // KL(FP16 || arm) of each prediction after the instruction, nats; not empty
+  std::vector<size_t> other;             // predictions whose most likely token is another one than FP16's, ascending
+  size_t answer_tokens = 0;              // the last so many predictions are of the answer
+  double answer_logprob = 0;             // log-probability of the whole answer by the arm, nats
+  double ref_answer_logprob = 0;         // and by FP16
+  uint64_t bytes = 0;                    // handed over
+  double code_bits = 0, total_bits = 0;  // a channel
 };
 nlohmann::ordered_json FidelityLineJson(const FidelityLine& line);
 // kCorrupt where it is none.

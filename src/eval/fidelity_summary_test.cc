@@ -17,9 +17,8 @@ FidelityLine Line(const std::string& prompt, const std::string& continuation, co
   line.continuation = continuation;
   line.kind = "question";
   line.arm = arm;
-  line.same.assign(kl.size(), 1);
-  line.logprob.assign(kl.size(), -2);
-  line.ref_logprob.assign(kl.size(), -1.5);
+  line.answer_logprob = -2;
+  line.ref_answer_logprob = -1.5;
   line.kl = std::move(kl);
   line.answer_tokens = 1;
   line.bytes = 1000;
@@ -42,8 +41,7 @@ FidelitySummary Summarize(const std::vector<FidelityLine>& lines, const Fidelity
 
 TEST(FidelitySummaryTest, MeansAreOverPredictions) {
   std::vector<FidelityLine> lines = TwoArms();
-  lines[0].same = {1, 0};
-  lines[0].logprob = {-9, -2};  // only the last is of the answer
+  lines[0].other = {1};
   const FidelitySummary summary = Summarize(lines);
   ASSERT_EQ(summary.rows.size(), 2U);  // one kind: no rows of its own
   const FidelityRow& a = summary.rows[0];
@@ -140,26 +138,30 @@ TEST(FidelitySummaryTest, LinesThatContradictEachOtherAreRefused) {
 }
 
 TEST(FidelitySummaryTest, ALineIsReadAsItWasWritten) {
-  const FidelityLine line = Line("p0", "c0", "a", {1, 0.25});
+  FidelityLine line = Line("p0", "c0", "a", {1, 0.25});
+  line.other = {0, 1};
   const auto json = FidelityLineJson(line);
   const Result<FidelityLine> read = ParseFidelityLine(json);
   ASSERT_TRUE(read.has_value());
   EXPECT_EQ(FidelityLineJson(*read), json);
   EXPECT_EQ(read->kl, line.kl);
+  EXPECT_EQ(read->other, line.other);
   for (const auto& [key, value] : json.items()) {
     auto without = json;
     without.erase(key);
     EXPECT_EQ(ParseFidelityLine(without).status().code(), StatusCode::kCorrupt) << key;
   }
-  for (const char* key : {"kl", "same", "logprob", "ref_logprob"}) {
-    auto longer = json;
-    longer[key].push_back(1);
-    EXPECT_EQ(ParseFidelityLine(longer).status().code(), StatusCode::kCorrupt) << key;
-  }
+  const auto refused = [&](const char* key, const nlohmann::ordered_json& value) {
+    auto other = json;
+    other[key] = value;
+    EXPECT_EQ(ParseFidelityLine(other).status().code(), StatusCode::kCorrupt) << key << " " << value;
+  };
+  refused("kl", nlohmann::ordered_json::array());
+  refused("other", {0, 2});
+  refused("other", {1, 0});
+  refused("other", {1, 1});
+  refused("answer_tokens", 3);
   auto more = json;
-  more["answer_tokens"] = 3;
-  EXPECT_EQ(ParseFidelityLine(more).status().code(), StatusCode::kCorrupt);
-  more = json;
   more["tokens"] = 1024;
   EXPECT_TRUE(ParseFidelityLine(more).has_value());
 }

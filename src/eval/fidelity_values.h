@@ -1,4 +1,4 @@
-// Values of a fidelity line, as they are kept: as text, with six digits.
+// Values of a fidelity line, as they are kept.
 #pragma once
 
 #include <span>
@@ -9,7 +9,8 @@
 
 namespace qkvshare {
 
-// Adds them to the line, which is named already. kNonFinite names it, and the prediction that is no number.
-Status AddPredictions(std::span<const Prediction> predictions, FidelityLine* line);
+// Puts them into the line, which is named already; the last `answer_tokens` of them, or all if there are fewer, predict
+// the answer. kNonFinite names the line, and the prediction that is no number.
+Status SetPredictions(std::span<const Prediction> predictions, size_t answer_tokens, FidelityLine* line);
 
 }  // namespace qkvshare

@@ -16,7 +16,6 @@
 namespace qkvshare {
 namespace {
 
-constexpr size_t kNoisePiece = 16;
 constexpr size_t kMaxStateBytes = size_t{1} << 40;
 
 class HandoffMeasurement {

@@ -9,14 +9,13 @@
 #include "eval/cache_round_trip.h"
 #include "eval/fidelity.h"
 #include "eval/fidelity_values.h"
+#include "eval/hop_record.h"
 #include "eval/hop_steps.h"
 #include "eval/rounded.h"
 #include "runtime/sender.h"
 
 namespace qkvshare {
 namespace {
-
-std::string HopName(size_t hop) { return fmt::format("hop {}", hop + 1); }
 
 class HopKlChain {
  public:
@@ -120,8 +119,8 @@ Status HopKlChain::Measure(size_t hop, const ReferenceRows& reference, size_t ar
   result.line.prompt = state.chain->id;
   result.line.continuation = result.line.kind = HopName(hop);
   result.line.arm = setup.name;
-  result.line.answer_tokens = answer.size();
-  QKV_RETURN_IF_ERROR(AddPredictions(reference.Compare(rows, answer, setup.session->threads()), &result.line));
+  QKV_RETURN_IF_ERROR(
+      SetPredictions(reference.Compare(rows, answer, setup.session->threads()), answer.size(), &result.line));
   results_.push_back(std::move(result));
   return {};
 }

@@ -19,8 +19,7 @@ std::vector<FidelityLine> LinesOf(const std::string& arm, double kl, size_t hops
       line.continuation = line.kind = "hop " + std::to_string(hop);
       line.arm = arm;
       line.kl = {value, value};
-      line.same = {1, 0};
-      line.logprob = line.ref_logprob = {-1, -1};
+      line.other = {1};
       line.answer_tokens = 2;
       line.bytes = hop > 1 ? 1000 * hop : 0;
       line.code_bits = line.total_bits = hop > 1 ? 4 : 0;

@@ -11,6 +11,7 @@
 #include "base/hash.h"
 #include "eval/hop_header.h"
 #include "eval/hop_kl_chain.h"
+#include "eval/hop_record.h"
 #include "eval/hop_runner.h"
 #include "eval/report_file.h"
 #include "eval/result_file.h"
@@ -21,7 +22,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;
 constexpr uint32_t kFloorPiece = 16;
 
 Status Invalid(std::string what) { return {StatusCode::kInvalidArgument, std::move(what)}; }
@@ -39,6 +40,8 @@ Digest DigestOfAnswers(std::span<const HopRecord> said) {
 class HopKlRunner {
  public:
   HopKlRunner(const Model& model, const HopKlRequest& request) : model_(model), request_(request) {}
+
+  Status CheckArms() { return MakeSessions(); }
 
   Result<std::vector<FidelityLine>> Run() {
     QKV_RETURN_IF_ERROR(CheckSaid());
@@ -171,7 +174,7 @@ class HopKlRunner {
       for (const size_t hop : AnsweredHops(chain)) {
         for (const HopKlArm& arm : request_.arms) {
           plan.keys.push_back({{"prompt", request_.conversation.chains[chain].id},
-                               {"continuation", fmt::format("hop {}", hop + 1)},
+                               {"continuation", HopName(hop)},
                                {"arm", arm.arm.name}});
         }
       }
@@ -235,6 +238,10 @@ Result<std::vector<HopRecord>> ReadConversations(const std::string& path, size_t
                                hops == 0 ? 0 : said.size() / hops, std::max<size_t>(chains, 1)));
   }
   return said;
+}
+
+Status CheckHopKlArms(const Model& model, const HopKlRequest& request) {
+  return HopKlRunner(model, request).CheckArms();
 }
 
 Result<std::vector<FidelityLine>> RunHopKl(const Model& model, const HopKlRequest& request) {

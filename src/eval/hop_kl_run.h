@@ -42,8 +42,12 @@ struct HopKlRequest {
 // something else, or fewer chains (how many); kCorrupt: a line that is none.
 Result<std::vector<HopRecord>> ReadConversations(const std::string& path, size_t chains);
 
+// Whether the model can do the arms, before hours of work on conversations (`said` does not count): errors as
+// MakeHopSession, FitChainArm, CheckHopRequest.
+Status CheckHopKlArms(const Model& model, const HopKlRequest& request);
+
 // A line for each chain, hop with an answer, and arm. All but llama.cpp's rounding follows from request and model.
-// Errors: before the work as MakeHopSession, FitChainArm, CheckHopRequest, ResultFile::Open; kInvalidArgument: no
+// Errors: before the work as CheckHopKlArms, ResultFile::Open; kInvalidArgument: no
 // conversation, or hops are missing; kCancelled, with whole chains kept; else as MeasureHopKl.
 Result<std::vector<FidelityLine>> RunHopKl(const Model& model, const HopKlRequest& request);
 

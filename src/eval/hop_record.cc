@@ -1,8 +1,12 @@
 #include "eval/hop_record.h"
 
+#include <fmt/format.h>
+
 #include <nlohmann/json.hpp>
 
 namespace qkvshare {
+
+std::string HopName(size_t hop) { return fmt::format("hop {}", hop + 1); }
 
 nlohmann::ordered_json HopJson(const HopRecord& record) {
   nlohmann::ordered_json stages = nlohmann::ordered_json::object();

@@ -32,6 +32,9 @@ struct HopRecord {
   friend bool operator==(const HopRecord&, const HopRecord&) = default;
 };
 
+// As people count: "hop 1" is the first.
+std::string HopName(size_t hop);
+
 // As a line of a file of results. All but "stages_us" follows from the input.
 nlohmann::ordered_json HopJson(const HopRecord& record);
 // kCorrupt where it is none.

@@ -61,8 +61,7 @@ const char* HandOverName(HandOver hand_over) {
 }
 
 bool CountsProbe(const PackOptions& pack) {
-  const bool control = pack.policy == Policy::kRandom || pack.policy == Policy::kInverted;
-  return (control ? pack.control_of : pack.policy) == Policy::kTopology && pack.features.Has(Feature::kProbe);
+  return MeasuredPolicy(pack.policy, pack.control_of) == Policy::kTopology && pack.features.Has(Feature::kProbe);
 }
 
 bool KeepsQueries(const HopRequest& request) {

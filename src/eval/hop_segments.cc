@@ -11,20 +11,18 @@
 namespace qkvshare {
 namespace {
 
-std::string NameOf(size_t hop) { return fmt::format("hop {}", hop); }
-
 // The hops after `hop`.
 std::vector<SegmentReader> ReadersAfter(size_t hop, size_t hops, bool for_all) {
   std::vector<SegmentReader> readers;
   for (size_t reader = hop + 1; reader < hops; ++reader)
-    readers.push_back({NameOf(reader), static_cast<uint32_t>(reader - hop + (for_all ? 0 : 1))});
+    readers.push_back({HopOwner(reader), static_cast<uint32_t>(reader - hop + (for_all ? 0 : 1))});
   return readers;
 }
 
 std::vector<SegmentReader> ReadersOf(const HopPart& part, size_t hop, size_t hops) {
   std::vector<SegmentReader> readers;
   for (const size_t reader : part.hops) {
-    if (reader > hop && reader < hops) readers.push_back({NameOf(reader), 1});
+    if (reader > hop && reader < hops) readers.push_back({HopOwner(reader), 1});
   }
   return readers;
 }
@@ -85,9 +83,11 @@ Status SplitByParts(size_t hop, size_t hops, const HopChain& chain, const std::v
 
 }  // namespace
 
+std::string HopOwner(size_t hop) { return fmt::format("hop {}", hop); }
+
 Result<std::vector<Segment>> SegmentsOfPrompt(size_t hop, size_t hops, const HopChain& chain,
                                               const std::vector<int32_t>& prompt, const Model& model) {
-  const std::string owner = NameOf(hop);
+  const std::string owner = HopOwner(hop);
   std::vector<Segment> segments;
   if (hop == 0) segments = SegmentsOf(model, chain.messages, prompt, owner);
   if (segments.empty()) {
@@ -102,7 +102,7 @@ Result<std::vector<Segment>> SegmentsOfPrompt(size_t hop, size_t hops, const Hop
 }
 
 Segment SegmentOfAnswer(size_t hop, size_t hops, const HopChain& chain, uint32_t read, uint32_t tokens) {
-  return {"generated", NameOf(hop), "", read, tokens, ReadersAfter(hop, hops, /*for_all=*/chain.parts.empty())};
+  return {"generated", HopOwner(hop), "", read, tokens, ReadersAfter(hop, hops, /*for_all=*/chain.parts.empty())};
 }
 
 }  // namespace qkvshare

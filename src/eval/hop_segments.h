@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "card/card_info.h"
@@ -11,6 +12,9 @@
 #include "runtime/model.h"
 
 namespace qkvshare {
+
+// How cards name the hop as a sender or reader, which they count from 0.
+std::string HopOwner(size_t hop);
 
 // Of `prompt`, the tokens that the hop reads; the whole of it where messages cannot be found in it. A part of the first
 // prompt is at distance 1 from its hops, which get it as it was, and from no others. A message that has no parts is at

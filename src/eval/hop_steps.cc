@@ -109,7 +109,7 @@ Status HopSteps::Probe(size_t hop, std::span<ChainState* const> going) {
 
 PackOptions HopPackOptions(const HopRequest& request, size_t hop, const std::string& chain) {
   PackOptions options = request.PackOf(hop);
-  options.sender = fmt::format("hop {}", hop);
+  options.sender = HopOwner(hop);
   options.hop = static_cast<uint32_t>(hop);
   options.policy_seed = PolicySeedFor(options.policy_seed, std::array{chain, std::to_string(hop)});
   return options;

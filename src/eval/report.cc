@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <utility>
 
 #include "agents/html_text.h"
@@ -54,7 +55,10 @@ std::string ProgramsOf(const Results& results) {
     const std::string text = fmt::format("{} {}", HeaderText(producer, "qkvshare"), program);
     if (std::find(programs.begin(), programs.end(), text) == programs.end()) programs.push_back(text);
   }
-  return fmt::format("{}", fmt::join(programs, ", "));
+  std::set<std::string> systems;
+  for (const Json& producer : results.producers) systems.insert(HeaderText(producer, "llama_cpp_system"));
+  return fmt::format("{}{}", fmt::join(programs, ", "),
+                     systems.size() > 1 ? fmt::format("; on {} kinds of CPU", systems.size()) : "");
 }
 
 // Its short name, if it has one, and its own.
@@ -74,7 +78,7 @@ TextTable SourcesTable(const std::vector<ReportFile>& files) {
                           fmt::format("{}", file.results.lines.size()), text("card_format"), text("llama_cpp"),
                           text("kernels"), text("threads"), ProgramsOf(file.results)});
   }
-  table.note = "Written by: version and program (the start of its digest).";
+  table.note = "Written by: version and program (the start of its digest); kinds of CPU by the instructions they have.";
   return table;
 }
 

@@ -57,8 +57,7 @@ class ReportTest : public testing::Test {
       line.kind = "question";
       line.arm = arm;
       line.kl = {kl, 3 * kl};
-      line.same = {1, 0};
-      line.logprob = line.ref_logprob = {-1, -1};
+      line.other = {1};
       line.answer_tokens = 1;
       line.code_bits = line.total_bits = bits;
       lines.push_back(FidelityLineJson(line));
@@ -286,6 +285,15 @@ TEST_F(ReportTest, ModelsThatAreKnownHaveTheirShortNames) {
             {"<h2>Fidelity: Smollm2 135M 8k Lc100K Mix1 Ep2, facts"});
 }
 
+TEST_F(ReportTest, SaysThatARunWentOnOnAnotherCpu) {
+  const std::string path = Fidelity("f", "uniform@4", 4.25, 0.01);
+  EXPECT_EQ(Make({path}).html.find("kinds of CPU<"), std::string::npos);
+  std::ofstream(path, std::ios::app)
+      << R"({"produced_by": {"program": "0123456789abcdef", "qkvshare": "0.1.0", "llama_cpp_system": "AVX_VNNI = 1"}})"
+      << "\n";
+  ExpectHas(Make({path}).html, {"0.1.0 0123456789ab; on 2 kinds of CPU<"});
+}
+
 TEST(ReportHopsTest, ZerosAndTheFirstHopAreNotDrawn) {
   std::vector<FidelityLine> lines;
   for (const char* arm : {"once@4", "cache:f16"}) {
@@ -296,8 +304,6 @@ TEST(ReportHopsTest, ZerosAndTheFirstHopAreNotDrawn) {
         line.arm = arm;
         line.continuation = line.kind = "hop " + std::to_string(hop);
         line.kl = {arm[0] == 'o' ? 0.01 * hop : 0};
-        line.same = {1};
-        line.logprob = line.ref_logprob = {-1};
         line.answer_tokens = 1;
       }
     }

@@ -93,6 +93,7 @@ TEST_F(ResultFileTest, SaysWhichProgramsWroteIt) {
   EXPECT_EQ(results.lines, (std::vector<Json>{Line("a", 0), Line("a", 1), Line("b", 0)}));
   ASSERT_EQ(results.producers, std::vector<Json>{ProducerFacts()});
   EXPECT_EQ(results.producers[0]["program"].get<std::string>().size(), 64u);
+  EXPECT_FALSE(results.producers[0]["llama_cpp_system"].get<std::string>().empty());
   // Another program wrote the first group.
   const std::string ours = ProducerFacts()["program"].get<std::string>();
   whole.replace(whole.find(ours), ours.size(), std::string(64, '0'));

@@ -1,4 +1,4 @@
-// Numbers of results are kept as text, with six digits.
+// Numbers of results are kept as text, with so many digits.
 #pragma once
 
 #include <fmt/format.h>
@@ -7,6 +7,8 @@
 
 namespace qkvshare {
 
-inline double Rounded(double x) { return std::strtod(fmt::format("{:.6g}", x).c_str(), nullptr); }
+inline double Rounded(double x, int digits = 6) {
+  return std::strtod(fmt::format("{:.{}g}", x, digits).c_str(), nullptr);
+}
 
 }  // namespace qkvshare

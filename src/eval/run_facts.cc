@@ -61,8 +61,7 @@ Result<Json> SoftwareFacts() {
   return Json{{"qkvshare", kVersionText},
               {"card_format", card_format::kVersion},
               {"kernels", kernels->name},
-              {"llama_cpp", LlamaVersion()},
-              {"llama_cpp_system", LlamaSystemInfo()}};
+              {"llama_cpp", LlamaVersion()}};
 }
 
 Json ModelFacts(const Model& model) {
@@ -86,7 +85,7 @@ Json PackFacts(const PackOptions& options) {
 
 Json ProducerFacts() {
   static const std::string digest = ProgramDigest();
-  return {{"program", digest}, {"qkvshare", kVersionText}};
+  return {{"program", digest}, {"qkvshare", kVersionText}, {"llama_cpp_system", LlamaSystemInfo()}};
 }
 
 std::string TextDigest(const Model& model, const std::string& text) {

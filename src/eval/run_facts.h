@@ -11,7 +11,7 @@
 
 namespace qkvshare {
 
-// Versions of this software, of the card format and of llama.cpp, and the instruction sets in use. kInvalidArgument as
+// Versions of this software, of the card format and of llama.cpp, and the kernels in use. kInvalidArgument as
 // SelectAttendKernels.
 Result<nlohmann::ordered_json> SoftwareFacts();
 // Name, and digest of all that it is.
@@ -23,8 +23,9 @@ nlohmann::ordered_json SessionFacts(const Session& session);
 // anchors and probe.
 nlohmann::ordered_json PackFacts(const PackOptions& options);
 
-// Which program this is: the digest of its file (empty where it cannot be read), and its version. Results of several
-// programs may go together where all else is the same.
+// Which program this is: the digest of its file (empty where it cannot be read), its version, and the instruction sets
+// that llama.cpp uses here. Results of several programs may go together where all else is the same, and those of
+// several CPUs, which round in their own ways. Not times.
 nlohmann::ordered_json ProducerFacts();
 
 // The digest of a text that contexts are made of by repeating it: the same for contexts of any length.

@@ -28,7 +28,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr size_t kNoisePiece = 16;
 // Of random numbers, apart from those of prompts.
 constexpr uint64_t kTokenStream = uint64_t{3} << 40;
 

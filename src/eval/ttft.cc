@@ -14,6 +14,7 @@
 #include "eval/result_file.h"
 #include "eval/run_facts.h"
 #include "eval/ttft_depth.h"
+#include "runtime/backend.h"
 
 namespace qkvshare {
 namespace {
@@ -199,6 +200,7 @@ class TtftMeasurement {
     header.update(SessionFacts(session));
     QKV_ASSIGN_OR_RETURN(const Json software, SoftwareFacts());
     header.update(software);
+    header["llama_cpp_system"] = LlamaSystemInfo();  // times go by it
     header["machine"] = MachineFacts();
     if (request_.complete_facts.is_object()) header.update(request_.complete_facts);
     return {};

@@ -38,6 +38,11 @@ enum class Policy {
 const char* PolicyName(Policy policy);
 Result<Policy> PolicyFromName(const std::string& name);
 
+// A control: the same levels as another policy's, on other tokens.
+constexpr bool IsControl(Policy policy) { return policy == Policy::kRandom || policy == Policy::kInverted; }
+// The policy whose plan counts: itself, or what it is the control of.
+constexpr Policy MeasuredPolicy(Policy policy, Policy control_of) { return IsControl(policy) ? control_of : policy; }
+
 inline constexpr double kDefaultAlpha = 0.5;  // as much for the receivers as for the sender
 
 struct PlanRequest {
@@ -50,8 +55,7 @@ struct PlanRequest {
   AllocationLimits limits;
   int threads = 1;
 
-  // The policy whose plan counts: itself, or what it is the control of.
-  Policy measured() const { return policy == Policy::kRandom || policy == Policy::kInverted ? control_of : policy; }
+  Policy measured() const { return MeasuredPolicy(policy, control_of); }
   // "topology, alpha 0.5", "learned by gsm8k", "random of local, seed 1".
   std::string Description() const;
 };

@@ -131,8 +131,7 @@ Status AddAnchors(const Card& card, std::span<const int32_t> before, const std::
 }
 
 Status UseController(const std::string& name_or_path, PackOptions* options) {
-  const bool is_control = options->policy == Policy::kRandom || options->policy == Policy::kInverted;
-  if ((is_control ? options->control_of : options->policy) != Policy::kLearned) {
+  if (MeasuredPolicy(options->policy, options->control_of) != Policy::kLearned) {
     if (name_or_path.empty()) return {};
     return Invalid(
         fmt::format("a controller counts in policy learned and its controls only: leave it out, or choose "
@@ -148,13 +147,13 @@ Status UseController(const std::string& name_or_path, PackOptions* options) {
 }
 
 Status CheckGivenOptions(const PackOptions& options, const GivenOptions& given) {
-  const bool is_control = options.policy == Policy::kRandom || options.policy == Policy::kInverted;
-  const Policy measured = is_control ? options.control_of : options.policy;
+  const Policy measured = MeasuredPolicy(options.policy, options.control_of);
   const auto refuse = [&](const char* name, const char* where) {
     return Invalid(fmt::format("{} counts in {} only: leave it out, or choose another policy than {}", name, where,
                                PolicyName(options.policy)));
   };
-  if (given.control_of != nullptr && !is_control) return refuse(given.control_of, "the policies random and inverted");
+  if (given.control_of != nullptr && !IsControl(options.policy))
+    return refuse(given.control_of, "the policies random and inverted");
   if (given.seed != nullptr && options.policy != Policy::kRandom) return refuse(given.seed, "policy random");
   for (const char* name : {given.alpha, given.anchors}) {
     if (name != nullptr && measured != Policy::kTopology) return refuse(name, "policy topology and its controls");
