@@ -4,7 +4,7 @@
 #   codecs:    fidelity of codecs, policies and caches on GSM8K, three models
 #   features:  what each feature of I(t) adds to policy local
 #   topology:  policies at equal bytes, for 1,000 receivers with instructions of their own; what each feature of T(t) adds
-#   documents: fidelity on documents with facts, of 1K, 4K and 8K tokens
+#   documents: fidelity on documents with facts, of 1K, 4K and 8K tokens; means and scales of other text there and at 16K
 #   chains:    right answers after up to five hops of a 1.5B model; an arm takes hours
 #   hops:      KL by hop of the same chains
 #   times:     time to first token and memory; needs a quiet machine
@@ -68,18 +68,23 @@ features() {
 
 topology() {
   local flags
-  mapfile -t flags < <(arms {local,random,topology,oracle}@{3,4} random@{3,4},control_of=topology \
+  mapfile -t flags < <(arms {uniform,local,random,topology,learned,oracle}@{3,4} random@{3,4},control_of=topology \
     topology@3,features={default-probe,default-prior,default-anchors})
   fidelity "$(floats smollm2-135m)" topology-smollm2-135m-f32 receivers --context 600 --prompts 100 "${flags[@]}"
 }
 
+# Keys of the first 4,096 tokens of other text, for the channels of any.
 documents() {
-  local context
+  local context model=qwen2.5-coder-0.5b profile=$out/qwen2.5-coder-0.5b.profile
+  [[ -e $profile ]] || "$program" calibrate -m "$model" -t "$threads" -f "$data/train.jsonl" -n 4096 -o "$profile"
+  local of_other_text=uniform@4,profile=$profile
   for context in 1024 4096 8000; do
-    fidelity qwen2.5-coder-0.5b "fidelity-facts-$context-qwen2.5-coder-0.5b" facts --context "$context" --prompts 20 \
-      --arm uniform@2 --arm uniform@3 --arm uniform@4 --arm local@3 --arm learned@3,controller=gsm8k-window --arm floor \
-      --arm cache:q8_0/q4_0 --arm cache:q4_0/q4_0
+    fidelity "$model" "fidelity-facts-$context-$model" facts --context "$context" --prompts 20 \
+      --arm uniform@2 --arm uniform@3 --arm uniform@4 --arm "$of_other_text" --arm local@3 \
+      --arm learned@3,controller=gsm8k-window --arm floor --arm cache:q8_0/q4_0 --arm cache:q4_0/q4_0
   done
+  fidelity "$model" "fidelity-facts-16000-$model" facts --context 16000 --prompts 5 --arm uniform@4 \
+    --arm "$of_other_text" --arm floor
 }
 
 # The arms of the first part of the question, then the others.
@@ -112,7 +117,7 @@ times() {
 report() {
   shopt -s nullglob
   local against=() arm
-  for arm in uniform@{3.25,4.25} cache:q8_0/q4_0 {local,random}@{3,4} random@{3,4},control_of=topology f16 uniform@4 once@4; do
+  for arm in uniform@{3.25,4.25} cache:q8_0/q4_0 {local,random}@{3,4} local@{3.25,4.25} random@{3,4},control_of=topology f16 uniform@4 once@4; do
     against+=(--against "$arm")
   done
   "$program" report "$out"/*.jsonl "$chains"/*.jsonl "${against[@]}" -o "$out/report.html" --markdown "$out/report.md"
