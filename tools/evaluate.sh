@@ -68,7 +68,7 @@ features() {
 
 topology() {
   local flags
-  mapfile -t flags < <(arms {uniform,local,random,topology,learned,oracle}@{3,4} random@{3,4},control_of=topology \
+  mapfile -t flags < <(arms {local,random,topology,learned,oracle}@{3,4} random@{3,4},control_of=topology \
     topology@3,features={default-probe,default-prior,default-anchors})
   fidelity "$(floats smollm2-135m)" topology-smollm2-135m-f32 receivers --context 600 --prompts 100 "${flags[@]}"
 }
