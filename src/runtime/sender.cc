@@ -16,23 +16,23 @@
 #include "policy/key_metrics.h"
 #include "qkvshare/version.h"
 #include "runtime/card_rows.h"
+#include "runtime/pack_rows.h"
 
 namespace qkvshare {
 namespace {
 
-CardContent ContentOf(const PackSource& source, const KvState& state, const PackOptions& options) {
+CardContent ContentOf(const RowsToPack& rows, const PackOptions& options) {
   CardContent content;
-  const CardContext& context = source.context;
-  const std::vector<PlacedCard>& cards = context.cards(source.sequence);
-  content.token_ids.assign(source.tokens.begin(), source.tokens.end());
-  content.positions = state.positions();
+  const CardContext& context = rows.context;
+  content.token_ids.assign(rows.tokens.begin(), rows.tokens.end());
+  content.positions.assign(rows.positions.begin(), rows.positions.end());
   content.identity = context.identity();
   content.hop = options.hop;
-  if (!cards.empty()) {
-    const PlacedCard& parent = cards.back();
-    content.parent = parent.card->card().content_id();
+  if (!rows.before.empty()) {
+    const CardPart& parent = rows.before.back();
+    content.parent = parent.card->content_id();
     content.first_token = parent.end();
-    for (const PlacedCard& card : cards) content.hop = std::max(content.hop, card.card->card().hop() + 1);
+    for (const CardPart& part : rows.before) content.hop = std::max(content.hop, part.card->hop() + 1);
   }
   content.exact_tokens = static_cast<uint32_t>(SinksOf(content.first_token, content.token_ids.size()));
   content.windows = context.facts().windows();
@@ -82,10 +82,9 @@ Result<size_t> Budget(const KvView& kv, const CardContent& content, const PackOp
 // The card whose profile and widths of layers these tokens get, so that the codes of a chain are all of one kind: the
 // one that they continue. Null where they start a context, or after so few tokens that these do not tell what keys are
 // like.
-const Card* ProfiledParent(const PackSource& source) {
-  const std::vector<PlacedCard>& cards = source.context.cards(source.sequence);
-  if (cards.empty()) return nullptr;
-  const Card& parent = cards.back().card->card();
+const Card* ProfiledParent(const RowsToPack& rows) {
+  if (rows.before.empty()) return nullptr;
+  const Card& parent = *rows.before.back().card;
   const ProfileKind kind = parent.profile().kind;
   const bool few = kind == ProfileKind::kMeasured && parent.tokens() < parent.exact_tokens() + kProfileTokens;
   return kind == ProfileKind::kNone || few ? nullptr : &parent;
@@ -101,13 +100,13 @@ std::vector<LayerAdjustment> LayersOf(const PackOptions& options, const Card* pa
 }
 
 // Means and scales to pack with. Says in the content where they are from.
-Result<KeyProfiles> ProfilesOf(const PackSource& source, const KvView& kv, const PackOptions& options,
-                               CardContent* content) {
-  const CardContext& context = source.context;
+Result<KeyProfiles> ProfilesOf(const RowsToPack& rows, const PackOptions& options, CardContent* content) {
+  const CardContext& context = rows.context;
+  const KvView& kv = rows.kv;
   if (options.profile != nullptr) {
     QKV_RETURN_IF_ERROR(CheckProfileFits(*options.profile, context.identity(), ShapesOf(kv)));
   }
-  if (const Card* parent = ProfiledParent(source); parent != nullptr) {
+  if (const Card* parent = ProfiledParent(rows); parent != nullptr) {
     KeyProfiles profiles = parent->key_profiles();
     if (options.profile != nullptr && options.profile->keys != profiles) {
       return Status(StatusCode::kInvalidArgument,
@@ -156,15 +155,13 @@ PlanRequest RequestOf(const PackOptions& options, int threads) {
 }
 
 // All but the budget.
-Result<PlanRequest> RequestFor(const PackSource& source, const KvView& kv, const CardContent& content,
-                               const PackOptions& options) {
-  PlanRequest request = RequestOf(options, source.context.threads());
+Result<PlanRequest> RequestFor(const RowsToPack& rows, const CardContent& content, const PackOptions& options) {
+  PlanRequest request = RequestOf(options, rows.context.threads());
   request.limits.fixed.first = content.exact_tokens;
-  request.limits.layers = LayersOf(options, ProfiledParent(source));
-  const size_t layers = request.limits.layers.size();
-  if (layers == 0 || layers == kv.layers.size()) return request;
-  return Status(StatusCode::kInvalidArgument,
-                fmt::format("widths of {} layers, but the model has {}", layers, kv.layers.size()));
+  request.limits.layers = LayersOf(options, ProfiledParent(rows));
+  const size_t layers = request.limits.layers.size(), there = rows.kv.layers.size();
+  if (layers == 0 || layers == there) return request;
+  return Status(StatusCode::kInvalidArgument, fmt::format("widths of {} layers, but the model has {}", layers, there));
 }
 
 Transferability TransferabilityOf(const CardContent& content, const PackOptions& options) {
@@ -287,23 +284,35 @@ Status CheckReplaceableCard(const std::string& path) {
 }
 
 Result<PackedCard> PackTokens(const PackSource& source, const PackOptions& options, PackTimes* times) {
-  static const AttentionWindow kNoWindow;
   const CardContext& context = source.context;
-  const AttentionWindow& window = source.window != nullptr ? *source.window : kNoWindow;
-  const bool uniform = options.policy == Policy::kUniform;
   QKV_RETURN_IF_ERROR(CheckPackOptions(options));
-  QKV_ASSIGN_OR_RETURN(std::vector<ContextCard> before, ContextOf(PartsOf(context.cards(source.sequence))));
-  *times = {};
+  RowsToPack rows{context, source.tokens, {}, {}, PartsOf(context.cards(source.sequence)), source.window};
+  QKV_RETURN_IF_ERROR(ContextOf(rows.before).status());  // before rows are taken
   Stopwatch watch;
   const size_t first = context.end(source.sequence);
   QKV_ASSIGN_OR_RETURN(const KvState state, context.TakeKv(source.sequence, first, first + source.tokens.size()));
-  times->take_us = watch.LapUs();
-  const KvView kv = state.view();
-  CardContent content = ContentOf(source, state, options);
-  content.info.context = std::move(before);
-  QKV_ASSIGN_OR_RETURN(const KeyProfiles profiles, ProfilesOf(source, kv, options, &content));
-  QKV_ASSIGN_OR_RETURN(PlanRequest request, RequestFor(source, kv, content, options));
-  QKV_ASSIGN_OR_RETURN(const EarlierRows earlier, RowsOfCards(PartsOf(context.cards(source.sequence)), context));
+  const int64_t take_us = watch.LapUs();
+  rows.kv = state.view();
+  rows.positions = state.positions();
+  Result<PackedCard> card = PackRows(rows, options, times);
+  times->take_us = take_us;
+  return card;
+}
+
+Result<PackedCard> PackRows(const RowsToPack& rows, const PackOptions& options, PackTimes* times) {
+  static const AttentionWindow kNoWindow;
+  const CardContext& context = rows.context;
+  const KvView& kv = rows.kv;
+  const AttentionWindow& window = rows.window != nullptr ? *rows.window : kNoWindow;
+  const bool uniform = options.policy == Policy::kUniform;
+  QKV_RETURN_IF_ERROR(CheckPackOptions(options));
+  *times = {};
+  Stopwatch watch;
+  CardContent content = ContentOf(rows, options);
+  QKV_ASSIGN_OR_RETURN(content.info.context, ContextOf(rows.before));
+  QKV_ASSIGN_OR_RETURN(const KeyProfiles profiles, ProfilesOf(rows, options, &content));
+  QKV_ASSIGN_OR_RETURN(PlanRequest request, RequestFor(rows, content, options));
+  QKV_ASSIGN_OR_RETURN(const EarlierRows earlier, RowsOfCards(rows.before, context));
   const Transferability transfer = TransferabilityOf(content, options);
   QKV_ASSIGN_OR_RETURN(const KeyMetrics metrics, MetricsOf(kv, profiles, window, options, request));
   content.info.rounding = KeyRoundingName(metrics.empty() ? KeyRounding::kNearest : KeyRounding::kQueries);
