@@ -71,6 +71,9 @@ topology() {
   mapfile -t flags < <(arms {local,random,topology,learned,oracle}@{3,4} random@{3,4},control_of=topology \
     topology@3,features={default-probe,default-prior,default-anchors})
   fidelity "$(floats smollm2-135m)" topology-smollm2-135m-f32 receivers --context 600 --prompts 100 "${flags[@]}"
+  # How much of what is left is the question itself.
+  mapfile -t flags < <(arms oracle@{3,4},sees=turn)
+  fidelity "$(floats smollm2-135m)" asked-smollm2-135m-f32 receivers --context 600 --prompts 100 "${flags[@]}"
 }
 
 # Keys of the first 4,096 tokens of other text, for the channels of any.

@@ -22,11 +22,12 @@ namespace qkvshare {
 namespace {
 
 // As they are read: a controller counts where the policy is known, a control's too.
-constexpr std::array<const char*, 12> kKeys = {"alpha",      "features", "levels",    "protect",
-                                               "seed",       "layers",   "profile",   "control_of",
-                                               "controller", "inject",   "max_bytes", "rounding"};
+constexpr std::array<const char*, 13> kKeys = {"alpha",     "features", "levels",     "protect",    "seed",
+                                               "layers",    "profile",  "control_of", "controller", "inject",
+                                               "max_bytes", "rounding", "sees"};
 constexpr std::array<Feature, 3> kReceiverFeatures = {Feature::kPrior, Feature::kAnchors, Feature::kProbe};
 constexpr const char* kOracle = "oracle";
+constexpr const char *kAll = "all", *kTurn = "turn";  // what an oracle sees
 constexpr const char* kExact = "exact";
 constexpr double kExactBits = 16;
 
@@ -148,6 +149,11 @@ class Parser {
     if (key == "features") return Assign(ParseFeatures(FeatureList(value)), &pack.features);
     if (key == "levels") return Assign(ParseLevels(Replace(value, '/', ',')), &pack.levels);
     if (key == "controller") return {};
+    if (key == "sees") {
+      if (!arm_.oracle) return Invalid("sees: of the receiver's queries an oracle alone knows; leave it out");
+      arm_.oracle_of_turn = value == kTurn;
+      return arm_.oracle_of_turn || value == kAll ? Status() : Invalid("sees: choose all or turn");
+    }
     if (key == "control_of") return Assign(PolicyFromName(value), &pack.control_of);
     if (key == "rounding") return Assign(KeyRoundingFromName(value), &pack.rounding);
     if (key == "layers") {
@@ -238,6 +244,7 @@ class Parser {
     add(learned && pack.controller->name() != kDefaultController, "controller", learned ? pack.controller->name() : "");
     add(pack.control_of != usual.control_of, "control_of", PolicyName(pack.control_of));
     add(arm_.inject != InjectMode::kFused, "inject", InjectModeName(arm_.inject));
+    add(arm_.oracle_of_turn, "sees", kTurn);
     add(pack.max_bytes != 0, "max_bytes", std::to_string(pack.max_bytes));
     return tail;
   }
@@ -267,6 +274,7 @@ Status FitCardArm(const ModelIdentity& identity, const std::vector<LayerShape>& 
 
 nlohmann::ordered_json CardArmJson(const CardArm& arm) {
   nlohmann::ordered_json json = {{"arm", arm.name}, {"inject", InjectModeName(arm.inject)}, {"oracle", arm.oracle}};
+  if (arm.oracle_of_turn) json["sees"] = kTurn;
   json.update(PackFacts(arm.pack));
   return json;
 }

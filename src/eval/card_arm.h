@@ -17,7 +17,8 @@ struct CardArm {
   PackOptions pack;  // with the profile, but without the widths of layers
   // Policy topology by all queries of the receiver, which nobody can know before: what there is to gain.
   bool oracle = false;
-  std::string layer_bits;  // as ParseLayerBits takes it; empty: none
+  bool oracle_of_turn = false;  // the oracle knows what the receiver reads, but not what it answers
+  std::string layer_bits;       // as ParseLayerBits takes it; empty: none
   InjectMode inject = InjectMode::kFused;
 
   // Whether its card depends on what is known of the receiver.
@@ -31,7 +32,7 @@ struct CardArm {
 //   alpha=SHARE features=NAME+NAME seed=N control_of=POLICY    as the flags of `pack`; features: default, full, -NAME
 //   too levels=K4V2/K4V4 protect=TOKENS controller=NAME or FILE max_bytes=N                with / between levels
 //   layers=0-2:k=1/v=1;20:v=-1 as --layer-bits, with / for the comma profile=FILE rounding=queries|nearest
-//   inject=fused|restore
+//   inject=fused|restore sees=all|turn (of oracle: turn and answer, or the turn alone)
 //
 // Defaults are those of `pack`; cards are attached. Of oracle, alpha is 0: its card goes by the receiver alone.
 // kInvalidArgument names an unknown or repeated key, a value that is none, or an option that the arm would pass over;

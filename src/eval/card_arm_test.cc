@@ -85,6 +85,11 @@ TEST(CardArm, OracleGoesByTheReceiverAlone) {
   EXPECT_TRUE(arm.NeedsReceiver());
   EXPECT_FALSE(arm.Uses(Feature::kProbe));  // of its instruction
   EXPECT_EQ(Parse("oracle@3,alpha=0.5").pack.alpha, 0.5);
+  EXPECT_FALSE(arm.oracle_of_turn);
+  EXPECT_FALSE(CardArmJson(arm).contains("sees"));
+  const CardArm of_turn = Parse("oracle@3,sees=turn");
+  EXPECT_TRUE(of_turn.oracle_of_turn);
+  EXPECT_EQ(CardArmJson(of_turn)["sees"], "turn");
 }
 
 // A name stands for the arm, however it was written, and can be given again.
@@ -108,6 +113,8 @@ TEST(CardArm, IsNamedByWhatDiffersFromTheDefaults) {
       {"inverted@4,control_of=topology", "inverted@4,control_of=topology"},
       {"uniform@4,layers=0:k=1/v=1;2:v=1", "uniform@4,layers=0:k=1/v=1;2:v=1"},
       {"oracle@4,alpha=0", "oracle@4"},
+      {"oracle@4,sees=all", "oracle@4"},
+      {"oracle@4,sees=turn", "oracle@4,sees=turn"},
       {"local,max_bytes=70000", "local,max_bytes=70000"},
   };
   for (const auto& [text, name] : names) {
@@ -124,6 +131,8 @@ TEST(CardArm, RefusesWhatIsNoneAndWhatItWouldPassOver) {
       {"learned@4,features=rarity", "leave them out"},
       {"local@4,controller=gsm8k", "choose another policy than local"},
       {"oracle@4,controller=gsm8k", "an oracle has none"},
+      {"oracle@4,sees=answer", "choose all or turn"},
+      {"topology@4,sees=turn", "an oracle alone knows"},
       {"best@4", "choose uniform, local, topology, learned, random or inverted, oracle or exact"},
       {"uniform", "give its bits, as uniform@4"},
       {"uniform@", "no number of bits"},

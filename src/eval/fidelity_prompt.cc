@@ -199,9 +199,13 @@ Status PromptFidelity::PackForReceiver(const Turn& turn) {
     Step("probe", instruction.size());
     QKV_ASSIGN_OR_RETURN(facts_.probe, ProbeWindow(&session_, {&instruction, 1}));
   }
-  if (AnyCard([](const CardArm& card) { return card.oracle; })) {
-    Step("oracle", turn.tokens.size());
-    QKV_ASSIGN_OR_RETURN(facts_.oracle, FindOracleQueries(&session_, turn.tokens, turn.first()));
+  for (const bool of_turn : {false, true}) {
+    if (!AnyCard([&](const CardArm& card) { return card.oracle && card.oracle_of_turn == of_turn; })) continue;
+    // The last token of a turn predicts the first one of the answer.
+    const size_t end = of_turn ? turn.tokens.size() - turn.answer_tokens + 1 : turn.tokens.size();
+    Step("oracle", end);
+    QKV_ASSIGN_OR_RETURN((of_turn ? facts_.oracle_of_turn : facts_.oracle),
+                         FindOracleQueries(&session_, std::span(turn.tokens).first(end), turn.first()));
     session_.SetWindow(window_, 0);
   }
   for (size_t i = 0; i < ways_.size(); ++i) {

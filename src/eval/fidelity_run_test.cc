@@ -209,17 +209,17 @@ TEST_F(FidelityRunTest, StopsBetweenPrompts) {
 
 // The same card for all, or one for each receiver, by what is known of it.
 TEST_F(FidelityRunTest, TopologyGoesByTheReceiver) {
-  FidelityRequest request =
-      Request({"local@3", "topology@3", "topology@3,features=attention+probe", "topology@3,features=attention+anchors",
-               "topology@3,features=attention+prior", "random@3,control_of=topology", "oracle@3"});
+  FidelityRequest request = Request({"local@3", "topology@3", "topology@3,features=attention+probe",
+                                     "topology@3,features=attention+anchors", "topology@3,features=attention+prior",
+                                     "random@3,control_of=topology", "oracle@3", "oracle@3,sees=turn"});
   request.prompts.pop_back();  // of its receiver nothing is known
   request.results = Path("r.jsonl");
   const std::vector<FidelityLine> lines = Run(request);
-  ASSERT_EQ(lines.size(), 14u);
+  ASSERT_EQ(lines.size(), 16u);
   for (size_t i = 0; i < lines.size(); ++i) {
     EXPECT_EQ(lines[i].code_bits, lines[0].code_bits) << lines[i].arm;  // equal bits
     EXPECT_GT(Mean(lines[i].kl), 0);
-    for (size_t other = i / 7 * 7; other < i; ++other) {
+    for (size_t other = i / 8 * 8; other < i; ++other) {
       // Without roles there is one prior for all, and so nothing that local does not know.
       const bool alike = i == 4 && other == 0;
       EXPECT_EQ(lines[i].kl == lines[other].kl, alike) << lines[i].arm << ", " << lines[other].arm;

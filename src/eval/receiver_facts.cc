@@ -35,8 +35,9 @@ Result<PackOptions> PackOptionsFor(const CardArm& arm, const EvalPrompt& prompt,
   options.segments = prompt.segments;
   options.policy_seed = PolicySeedFor(options.policy_seed, std::array{prompt.id, continuation.id});
   if (arm.oracle) {
-    options.probe = facts.oracle.window;
-    options.probe_rows = facts.oracle.rows;
+    const OracleQueries& queries = arm.oracle_of_turn ? facts.oracle_of_turn : facts.oracle;
+    options.probe = queries.window;
+    options.probe_rows = queries.rows;
   }
   if (arm.Uses(Feature::kPrior)) {
     QKV_RETURN_IF_ERROR(

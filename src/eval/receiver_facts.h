@@ -27,9 +27,10 @@ struct OracleQueries {
 };
 
 struct ReceiverFacts {
-  AttentionWindow probe;        // of its instruction; empty: it has none
-  OracleQueries oracle;         // of all predictions that are scored
-  std::vector<Anchor> anchors;  // of the receiver before it; empty: there is none
+  AttentionWindow probe;         // of its instruction; empty: it has none
+  OracleQueries oracle;          // of all predictions that are scored
+  OracleQueries oracle_of_turn;  // of those before the answer begins
+  std::vector<Anchor> anchors;   // of the receiver before it; empty: there is none
 };
 
 // The arm's options for packing the prompt's context for this continuation: of what is known, what its features ask
