@@ -10,6 +10,7 @@
 #include "card/card_flatten.h"
 #include "card/card_test_util.h"
 #include "policy/key_metrics.h"
+#include "quant/kv_rows.h"
 #include "tests/session_fixture.h"
 
 namespace qkvshare {
@@ -48,8 +49,7 @@ class BlockPackingTest : public SessionTest {
       content.profile.kind = ProfileKind::kStatic;
       content.profile.id.fill(0x44);
       const BitPlan plan = UniformPlan(end - first, {4, 2}, first < kSinkTokens ? kSinkTokens - first : 0);
-      const PackedCard packed =
-          Take(qkvshare::PackCard(card_test::RowsOf(kv, first, end), plan, profiles_, content, 1, metrics));
+      const PackedCard packed = Take(qkvshare::PackCard(RowsIn(kv, first, end), plan, profiles_, content, 1, metrics));
       cards.push_back(std::make_shared<const Card>(Take(Card::FromBytes(packed.Bytes()))));
     }
     return std::make_shared<const Card>(Take(Card::FromBytes(Take(FlattenCards(cards, 1)).Bytes())));

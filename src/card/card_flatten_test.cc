@@ -7,11 +7,11 @@
 
 #include "card/card_test_util.h"
 #include "card/format.h"
+#include "quant/kv_rows.h"
 
 namespace qkvshare {
 namespace {
 
-using card_test::RowsOf;
 using card_test::UnpackSide;
 using SharedCard = std::shared_ptr<const Card>;
 
@@ -32,18 +32,18 @@ class FlattenTest : public testing::Test {
 
   std::vector<SharedCard> Chain() const {
     const KvView kv = kv_.view();
-    const SharedCard root = Share(*PackCard(RowsOf(kv, 0, 37), root_plan_, profiles_, root_content_, 1));
+    const SharedCard root = Share(*PackCard(RowsIn(kv, 0, 37), root_plan_, profiles_, root_content_, 1));
     CardContent content = card_test::DeltaContent(*root, 30, 21);
     content.info.sender = "agent-b";
     content.info.features = {"attention", "prior"};
     content.anchors = {{5, 0.5f}, {40, 0.0625f}};
-    const SharedCard second = Share(*PackCard(RowsOf(kv, 30, 51), second_plan_, profiles_, content, 1));
+    const SharedCard second = Share(*PackCard(RowsIn(kv, 30, 51), second_plan_, profiles_, content, 1));
     content = card_test::DeltaContent(*second, 51, 50);
     content.info.sender = "agent-c";
     content.info.created = "2026-02-03T04:05:06Z";
     content.info.segments[0].parent = std::string(64, 'e');  // came with another card
     content.protected_tokens = 2;
-    const SharedCard third = Share(*PackCard(RowsOf(kv, 51, kEnd), third_plan_, profiles_, content, 1));
+    const SharedCard third = Share(*PackCard(RowsIn(kv, 51, kEnd), third_plan_, profiles_, content, 1));
     return {root, second, third};
   }
 
@@ -59,7 +59,7 @@ class FlattenTest : public testing::Test {
 
   // 2-bit rows of sizes that are no multiple of 16 are padded.
   const card_test::SyntheticKv kv_{kEnd, {{2, 64, 32}, {1, 8, 72}, {3, 24, 40}}, 7};
-  KeyProfiles profiles_ = MeasureKeyProfiles(RowsOf(kv_.view(), 0, 37), kSinkTokens, 1);
+  KeyProfiles profiles_ = MeasureKeyProfiles(RowsIn(kv_.view(), 0, 37), kSinkTokens, 1);
   BitPlan root_plan_ = card_test::MixedPlan(37);
   BitPlan second_plan_ = WithPolicy(UniformPlan(21, {8, 4}, 0), "local");
   BitPlan third_plan_ = {"mixed", {{2, 8}, {4, 4}, {16, 2}}, std::vector<uint8_t>(50)};
@@ -144,7 +144,7 @@ TEST_F(FlattenTest, AFlattenedCardCanBeContinuedAndFlattenedAgain) {
   const std::vector<SharedCard> chain = Chain();
   const SharedCard two = Share(*FlattenCards(std::span(chain).first(2), 1));
   const CardContent content = card_test::DeltaContent(*two, 51, 50);
-  const SharedCard third = Share(*PackCard(RowsOf(kv_.view(), 51, kEnd), third_plan_, profiles_, content, 1));
+  const SharedCard third = Share(*PackCard(RowsIn(kv_.view(), 51, kEnd), third_plan_, profiles_, content, 1));
   const SharedCard again[] = {two, third};
   const SharedCard all = Share(*FlattenCards(chain, 1));
   const SharedCard flat = Share(*FlattenCards(again, 1));
@@ -176,7 +176,7 @@ TEST_F(FlattenTest, WhatIsNoChainIsRefused) {
 
 TEST_F(FlattenTest, CodesOfDifferentKindsAreRefusedButExactTokensAreOfEveryKind) {
   const std::vector<SharedCard> chain = Chain();
-  const KvView rows = RowsOf(kv_.view(), 51, kEnd);
+  const KvView rows = RowsIn(kv_.view(), 51, kEnd);
   CardContent content = card_test::DeltaContent(*chain[1], 51, 50);
   const auto third = [&](const BitPlan& plan, const KeyProfiles& profiles) {
     return std::vector<SharedCard>{chain[0], chain[1], Share(*PackCard(rows, plan, profiles, content, 1))};
@@ -194,7 +194,7 @@ TEST_F(FlattenTest, CodesOfDifferentKindsAreRefusedButExactTokensAreOfEveryKind)
 
   // An exact root leaves the profile to those after it.
   const SharedCard root =
-      Share(*PackCard(RowsOf(kv_.view(), 0, 37), UniformPlan(37, kExactLevel, 0), {}, root_content_, 1));
+      Share(*PackCard(RowsIn(kv_.view(), 0, 37), UniformPlan(37, kExactLevel, 0), {}, root_content_, 1));
   content = card_test::DeltaContent(*root, 37, 50);
   content.profile = {ProfileKind::kStatic, {}};
   content.profile.id.fill(0x55);

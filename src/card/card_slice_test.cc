@@ -6,11 +6,11 @@
 #include <algorithm>
 
 #include "card/card_test_util.h"
+#include "quant/kv_rows.h"
 
 namespace qkvshare {
 namespace {
 
-using card_test::RowsOf;
 using card_test::UnpackSide;
 
 class SliceTest : public testing::Test {
@@ -44,7 +44,7 @@ TEST_F(SliceTest, HasTheBytesOfItsRowsPackedAlone) {
       EXPECT_TRUE(part.VerifyDigests().ok());
       ASSERT_EQ(part.tokens(), tokens);
       for (uint32_t t = 0; t < tokens; ++t) EXPECT_EQ(part.plan().level(t), card.plan().level(first + t));
-      const KvView rows = RowsOf(kv_.view(), first, first + tokens);
+      const KvView rows = RowsIn(kv_.view(), first, first + tokens);
       const Card alone =
           *Card::FromBytes(PackCard(rows, part.plan(), profiles_, card_test::Content(tokens), 1)->Bytes());
       for (size_t layer = 0; layer < card.layers(); ++layer) {

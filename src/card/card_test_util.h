@@ -42,17 +42,6 @@ struct SyntheticKv {
   std::vector<std::vector<Half>> rows;  // keys and values of layer 0, of layer 1, ...
 };
 
-// Tokens [first, end) of the rows.
-inline KvView RowsOf(const KvView& kv, size_t first, size_t end) {
-  KvView rows;
-  rows.tokens = end - first;
-  for (const LayerRows& layer : kv.layers) {
-    rows.layers.push_back({layer.shape, layer.keys + first * layer.shape.row_values(Side::kKeys),
-                           layer.values + first * layer.shape.row_values(Side::kValues)});
-  }
-  return rows;
-}
-
 // Rows of the first tokens: [tokens, kv_heads * dim]. Empty where they cannot be read.
 inline std::vector<Half> UnpackSide(const Card& card, size_t layer, Side side, size_t tokens) {
   std::vector<Half> rows(tokens * card.shape(layer).row_values(side));

@@ -8,6 +8,7 @@
 
 #include "base/stopwatch.h"
 #include "card/card.h"
+#include "quant/kv_rows.h"
 #include "runtime/attached_card.h"
 #include "runtime/pack_rows.h"
 
@@ -30,17 +31,6 @@ Status CheckOptions(const PackOptions& options, bool has_profile) {
         "calibrate)");
   }
   return {};
-}
-
-// The rows of tokens [first, end).
-KvView RowsIn(const KvView& kv, size_t first, size_t end) {
-  KvView rows;
-  rows.tokens = end - first;
-  for (const LayerRows& layer : kv.layers) {
-    rows.layers.push_back({layer.shape, layer.keys + first * layer.shape.row_values(Side::kKeys),
-                           layer.values + first * layer.shape.row_values(Side::kValues)});
-  }
-  return rows;
 }
 
 // The queries of the block's own tokens, so that it does not depend on what follows.
